@@ -1,7 +1,5 @@
 """Correct sentences with the shipped pair, interleaving plain and speculative decoding."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder

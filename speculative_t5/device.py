@@ -4,8 +4,6 @@ The package imports this module before anything else imports `mlx.core`, as `cpu
 be loaded ahead of it.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import threading

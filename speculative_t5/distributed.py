@@ -4,8 +4,6 @@ Until all have started, the first process reports for the others, so that an err
 however many have it. MLX's waiting operations cannot be interrupted. Imports `errors`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

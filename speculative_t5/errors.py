@@ -4,8 +4,6 @@ A message is one line: what was wrong, what was found, what to do. Text from fil
 escaped before it gets into one. Imports nothing of the package.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 import reprlib

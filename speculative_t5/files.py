@@ -3,8 +3,6 @@
 Imports nothing of the package.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -4,8 +4,6 @@ Nothing of Ray or Spark is imported here: both call any function of a batch. Imp
 `checkpoints` and the packages below them, and pyarrow where a batch is one of its tables.
 """
 
-from __future__ import annotations
-
 import inspect
 import threading
 from collections.abc import Collection, Mapping, Sequence

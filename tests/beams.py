@@ -1,7 +1,5 @@
 """Beam search by transformers, to compare with, and by enumeration."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Tiny random decoder-only checkpoints as transformers saves them, and helpers to spoil files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Runs commands in this process, and on a terminal: each new process imports for a second."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

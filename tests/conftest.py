@@ -1,7 +1,5 @@
 """Tiny checkpoints and models, made here: nothing is downloaded."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

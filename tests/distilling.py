@@ -1,7 +1,5 @@
 """Runs of `distill` on a tiny target, for tests: what they are given, and what watches them."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

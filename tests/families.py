@@ -1,7 +1,5 @@
 """Tiny random checkpoints of each family, in each format, made by transformers."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import dataclass, field

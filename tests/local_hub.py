@@ -1,7 +1,5 @@
 """A local server that speaks the few endpoints of the Hugging Face Hub that are used."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The form that errors have: what was wrong, what was found, what to do, in one line."""
 
-from __future__ import annotations
-
 import re
 
 # What to do begins with one of these.

@@ -1,7 +1,5 @@
 """A decoder whose outputs are set, to test what is done with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any

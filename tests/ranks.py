@@ -3,8 +3,6 @@
 Run as a program, it forks them: importing the package takes a second, and is done once.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

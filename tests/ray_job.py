@@ -6,8 +6,6 @@ FOLDER/prompts.txt has a prompt a line. FOLDER/out gets the rows, FOLDER/log a w
 each batch.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

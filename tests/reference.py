@@ -1,7 +1,5 @@
 """`LogitsTransform` in plain Python, one sequence at a time, as its options are defined."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ decoding. The distributions that they would have sampled from are recorded. `gap
 possible history as a row of a batch, and compares the sum over all with the target's distribution.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

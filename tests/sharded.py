@@ -5,8 +5,6 @@
 FOLDER is loaded whole, and split among the processes; both must give the same, with drafts, too.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

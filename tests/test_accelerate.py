@@ -1,7 +1,5 @@
 """Accelerated models against the plain ones that they were made from, and the layers in C."""
 
-from __future__ import annotations
-
 import ctypes
 import io
 import re

@@ -1,7 +1,5 @@
 """From lines to records in their order, and resuming; with a stand-in for the decoder."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`batch` as a user runs it: records, streams, signals, full disks, resuming."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

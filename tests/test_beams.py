@@ -1,7 +1,5 @@
 """Beam search gives the outputs and scores of transformers, and the best of all by enumeration."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The benchmark's counts and checks, on random models; times are never asserted."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

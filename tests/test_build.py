@@ -1,7 +1,5 @@
 """What a build contains: everything without a compiler, and nothing of an earlier build."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

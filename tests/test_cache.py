@@ -1,7 +1,5 @@
 """Caches of keys and values: rows of several lengths, growth, and rows given away."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from speculative_t5.models.cache import (

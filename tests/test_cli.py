@@ -1,7 +1,5 @@
 """The commands as a user runs them, with models of both kinds: text, JSON, models, help."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from importlib import metadata

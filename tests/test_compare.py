@@ -1,7 +1,5 @@
 """The comparison of programs, on tiny models: one checkpoint and the same outputs for all."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

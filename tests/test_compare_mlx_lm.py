@@ -1,7 +1,5 @@
 """The comparisons with mlx-lm: what is accepted of drafts, and speed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

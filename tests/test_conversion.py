@@ -1,7 +1,5 @@
 """Conversion: what is read, quantized, refused, and written whole or not at all."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

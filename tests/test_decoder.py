@@ -4,8 +4,6 @@ test_exact.py and test_exact_loop.py prove the rules by enumeration. Sampling is
 enumeration does not see: keys, and draft lengths that change.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Decoder-only models against mlx-lm's own decoding, their sessions and contexts; and OPT."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

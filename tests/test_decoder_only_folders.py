@@ -1,7 +1,5 @@
 """Folders of decoder-only models: logits and ids as in transformers, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

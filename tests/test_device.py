@@ -4,8 +4,6 @@ By default that device is the CPU, as in all tests. On a Mac or a machine with M
 SPECULATIVE_T5_TEST_DEVICE=gpu lets these tests use the GPU.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command `distill`: its account, its options from files, and what it refuses."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

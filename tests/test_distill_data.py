@@ -1,7 +1,5 @@
 """Prompts become examples, and examples labels; a run that was killed labels the same bytes."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Whole runs of `distill` on a tiny target: what they learn, write and take; runs that resume."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Losses against formulas, agreement against real decoding, and what is said of a draft."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

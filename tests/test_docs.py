@@ -7,8 +7,6 @@ page run one after the other in this process, in a folder with only tiny models 
 used; slow ones run for less (`LESS`), or only have their names and options checked (`CHECKED`).
 """
 
-from __future__ import annotations
-
 import os
 import plistlib
 import re

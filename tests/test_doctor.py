@@ -1,7 +1,5 @@
 """`doctor`: each check passes where all is well, and sees its fault; the command reports them."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """`document` as a user runs it: files, streams, resuming, differences."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

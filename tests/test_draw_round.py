@@ -1,7 +1,5 @@
 """The picture of a round shows what happened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from speculative_t5 import SpeculativeDecoder

@@ -1,7 +1,5 @@
 """Prompts on their way to the model: what they may be, and how long."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

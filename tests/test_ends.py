@@ -1,7 +1,5 @@
 """Options of commands, and what they say beside their outputs, with the shipped pair."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Of the sources only the form is checked, and only as far as they have the text; 
 at run time is checked where it is raised.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -5,8 +5,6 @@ passing and failing places, each next token. The rules, the counting, the residu
 are the functions that decoding runs; test_exact_loop.py has the distributions of models.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

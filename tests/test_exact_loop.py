@@ -5,8 +5,6 @@ many of them are accepted, and the next token. See `scripted.py`. Neighbours may
 temperatures, filters and transforms, or be greedy, and lookups draft as well.
 """
 
-from __future__ import annotations
-
 from speculative_t5.decoding.sampling import Sampler
 
 import pytest

@@ -1,7 +1,5 @@
 """Every family, in every format of its checkpoints, gives transformers' logits."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Files of prompts, line by line; files written whole or not at all, and pieces beside them."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

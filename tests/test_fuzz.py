@@ -1,7 +1,5 @@
 """Damaged files are read or refused in one line; nothing else is raised, and nothing crashes."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import random

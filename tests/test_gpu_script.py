@@ -1,7 +1,5 @@
 """scripts/gpu.sh: its commands are understood, failures cost one step, and tables say what was."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Downloads, from a local server that stands for the Hub."""
 
-from __future__ import annotations
-
 import shutil
 import traceback
 from collections.abc import Iterator

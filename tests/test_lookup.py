@@ -1,7 +1,5 @@
 """Drafters: lookups in texts that grow, and a model that follows the context."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Folders of models: where they are, what they say, and what is refused before weights are read."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Options as values, and the keywords that the decoder takes."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

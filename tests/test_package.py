@@ -1,7 +1,5 @@
 """Imports, the libraries loaded before MLX, and the number of threads."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The pair that ships: exact in float32, small, and free of paths."""
 
-from __future__ import annotations
-
 import random
 import re
 

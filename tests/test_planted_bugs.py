@@ -1,7 +1,5 @@
 """The collection of planted bugs can be planted, and its runner tells which of them are seen."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

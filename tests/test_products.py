@@ -1,7 +1,5 @@
 """The C products of few rows against numpy in float64, and all of the C code under sanitizers."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

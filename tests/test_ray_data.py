@@ -1,7 +1,5 @@
 """`Generator` on batches of every kind, and in a real Ray Data job whose worker is killed."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

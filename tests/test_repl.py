@@ -1,7 +1,5 @@
 """The prompt loop: what it shows, and what it makes of each line."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

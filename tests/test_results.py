@@ -1,7 +1,5 @@
 """Results as values, and in notebooks."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -3,8 +3,6 @@
 Random Markdown keeps its structure, as markdown-it reads it, whatever a model makes of it.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rows with options of their own, which join and leave, each as if alone; and how they wait."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

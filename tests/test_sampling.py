@@ -1,7 +1,5 @@
 """From logits to tokens, and the probabilities of tokens."""
 
-from __future__ import annotations
-
 from itertools import product
 
 from speculative_t5 import SpeculativeDecoder

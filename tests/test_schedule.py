@@ -1,7 +1,5 @@
 """Draft lengths: a schedule's expectations, choices and learning, and the costs that it goes by."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """scripts/venv.sh finds a Python, and installs again if what the package is built from changes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The command `serve` with the shipped pair: what clients get, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Connections: those that send nothing, or too slowly, or are too many; and offers of others."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import resource

@@ -1,7 +1,5 @@
 """What the server refuses, and how: OpenAI's error objects, one clear line in each."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The load test of servers: what it measures and notices."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

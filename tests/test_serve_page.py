@@ -1,7 +1,5 @@
 """The page of the server: what it is made of, and, in a browser, what it does."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

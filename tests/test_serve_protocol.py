@@ -1,7 +1,5 @@
 """What the server answers, also to OpenAI's own client, synchronous and asynchronous."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The service: what a call gets is what the decoder gives it alone, whatever else goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

@@ -1,7 +1,5 @@
 """Options that change the target's distribution, stops, several outputs and scores."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from typing import Any

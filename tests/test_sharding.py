@@ -1,7 +1,5 @@
 """A T5 split among processes computes what it does in one, and what that costs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

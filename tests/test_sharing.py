@@ -1,7 +1,5 @@
 """Drafts that share their target's encoder: one encoding of each prompt, copies of layers."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

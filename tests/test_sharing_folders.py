@@ -1,7 +1,5 @@
 """Folders of drafts that share their target's encoder: which targets they fit, and commands."""
 
-from __future__ import annotations
-
 import copy
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Which parts of a text are sentences, and where they stand."""
 
-from __future__ import annotations
-
 from speculative_t5.documents.splitting import (
     LANGUAGES,
     Passage,

@@ -1,7 +1,5 @@
 """Steady decoding: the same bits whatever was drafted, on kernels that change with the rows."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections.abc import Iterator

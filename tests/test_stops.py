@@ -1,7 +1,5 @@
 """Stop strings and stop ids: the same text and reason wherever tokens and rounds end."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Parity with transformers in float32, whole sequences and step by step."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

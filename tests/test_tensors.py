@@ -1,7 +1,5 @@
 """Files of tensors: nothing that they say is believed or run; of a .bin, torch reads the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """How every command ends, and what it shows: errors, warnings, tips, outputs in colour."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

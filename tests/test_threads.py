@@ -1,7 +1,5 @@
 """Models and decoders shared by threads, copied, or used in forked processes."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

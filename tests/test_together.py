@@ -1,7 +1,5 @@
 """Commands in several processes that share a model, or the lines, whose parts are then joined."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

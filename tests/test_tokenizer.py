@@ -1,7 +1,5 @@
 """Tokenizers of the T5 family: the same ids as transformers, and text as it arrives."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Training the decoder-only pair, and correct-base further: what is read, learned and written."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import lzma

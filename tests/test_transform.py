@@ -1,7 +1,5 @@
 """`LogitsTransform` against its definition in plain Python; test_shaping.py has transformers."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -9,8 +9,6 @@ same files in turn, and each is timed until its output is on the disk. Twice the
 in the temporary folder (TMPDIR). .bin files need torch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -16,8 +16,6 @@ drafts; CTranslate2 ends it by other rules, and may give other outputs. The othe
 `pip install ".[compare]"`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -12,8 +12,6 @@ variant that accepts every draft shows how the test rejects one that is not exac
 `pip install ".[causal]"`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ taken within a turn. Outputs are compared first, which also warms up. Needs
 `pip install ".[causal]"`.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import sys

@@ -10,8 +10,6 @@ the next one begins. Steps whose results are there are skipped, so a run that wa
 on where it ended. The exit status is 1 if a step failed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

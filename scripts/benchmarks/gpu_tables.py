@@ -4,8 +4,6 @@ The page has a section for each machine between two markers. A section is replac
 is measured again, and what could not be measured is named with its reason.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -12,8 +12,6 @@ hold although the machine's speed drifts. Needs the data that weights/README.md 
 `bits` need the extra `train`, --plot the extra `plot`.
 """
 
-from __future__ import annotations
-
 import random
 import resource
 import tempfile

@@ -15,8 +15,6 @@ with exit code 1 if an output differs.
 Needs `pip install ".[compare,serve]"`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The shipped pair, and the texts that benchmarks decode; weights/training defines the texts."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any

@@ -9,8 +9,6 @@ is not sure of its output. Prints the counts, then each output that is not the c
 reader to judge: there is often another good one.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Products whose order of additions depends on the number of rows, as it does on GPUs."""
 
-from __future__ import annotations
-
 from speculative_t5.models import T5, DecoderOnlyModel
 
 import mlx.core as mx

@@ -9,8 +9,6 @@ changed in copies of the checkout, never in place. Every test must first pass wi
 fail with it. Exits with status 1 if a bug is not seen.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

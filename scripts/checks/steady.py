@@ -8,8 +8,6 @@ with the number of rows, as on GPUs; `pair` with the shipped pair and damaged se
 draft is compared with no draft. Ends with status 1 if a steady output depends on the draft.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ The picture shows real rounds: the prompt is decoded, and each draft and the tar
 recorded. Needs `pip install ".[plot]"`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

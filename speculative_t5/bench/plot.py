@@ -1,7 +1,5 @@
 """The plots of a benchmark and of a training; they need matplotlib."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

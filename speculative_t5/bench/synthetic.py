@@ -1,7 +1,5 @@
 """Real costs without real weights: random models of known shapes, drafts of a given acceptance."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Converts a T5 checkpoint to a model folder, one tensor at a time."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

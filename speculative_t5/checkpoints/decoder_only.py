@@ -1,7 +1,5 @@
 """Folders of decoder-only models, whose config.json is checked, as mlx-lm believes what it says."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Downloads checkpoints from the Hugging Face Hub to its own cache, and only the files needed."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Reports what a checkpoint is and what converting it takes, without converting it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

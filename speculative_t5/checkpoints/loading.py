@@ -1,7 +1,5 @@
 """`load`: a model and its tokenizer, by path or by name."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any, overload

@@ -1,7 +1,5 @@
 """Folders of models: found by name, opened, and written whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

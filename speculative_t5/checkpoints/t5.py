@@ -1,7 +1,5 @@
 """T5 checkpoints, our own and Hugging Face's, checked before their weights are read."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Folders of drafts that share their target's encoder, and name it and its fingerprint."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of generation that a checkpoint comes with, for its tasks or for all prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 numpy has no bfloat16: such an array is uint16, beside the MLX dtype that it stands for.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import zipfile

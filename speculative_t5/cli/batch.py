@@ -1,7 +1,5 @@
 """The command `batch`: files of prompts."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import resource

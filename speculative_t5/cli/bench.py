@@ -1,7 +1,5 @@
 """The `bench` command: how fast decoding is on this machine, and how near to its bound."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

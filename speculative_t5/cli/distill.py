@@ -1,7 +1,5 @@
 """The command `distill`: a draft for a target of one's own."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

@@ -1,7 +1,5 @@
 """The command `doctor`: a report on what the package promises, proved on this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

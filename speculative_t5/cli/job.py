@@ -4,8 +4,6 @@ Several processes write a part each: `out.jsonl.2-of-3` has the records of `--sh
 process dies, only its own lines are missing; the same command with --resume adds them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

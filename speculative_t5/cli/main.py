@@ -1,7 +1,5 @@
 """The default command, `convert`, and the entry points of the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """The command `models`: which models can be used by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ What an option does, its default and its range stand in one place, at its field 
 names, and completion.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace

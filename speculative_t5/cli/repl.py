@@ -1,7 +1,5 @@
 """The command `repl`: prompts and options one after another, on models that are loaded once."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping

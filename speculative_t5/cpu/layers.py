@@ -5,8 +5,6 @@ modules here differ from the plain ones in their classes alone, and compute as t
 something in them is not plain float32.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -6,8 +6,6 @@ to the OpenBLAS of the package scipy-openblas32; or, where they were not built, 
 OpenBLAS under BLAS's usual names (see setup.py). Everything works without any of them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -1,7 +1,5 @@
 """How many tokens to draft next: a fixed number, or the one that pays best on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Prompt lookup: find n-grams of the output in the text at hand, and propose what follows them."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The decoding loop: draft, one pass of the target, verify. It handles ids only, never text."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

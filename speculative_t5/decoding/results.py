@@ -1,7 +1,5 @@
 """Results of decoding: read from the device, and counted round by round."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Sampling: from logits to probabilities, and from probabilities to tokens."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

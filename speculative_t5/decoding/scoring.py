@@ -1,7 +1,5 @@
 """Scoring: the probabilities that models give to the tokens of a finished output."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """Verification: pure functions that decide which drafted tokens stand and what follows them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The prompts of a run: read, encoded, and some of them held out."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a draft gives on the machine that measures it, in numbers and in words."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass

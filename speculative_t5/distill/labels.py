@@ -1,7 +1,5 @@
 """Has the target label prompts, chunk by chunk, and groups labels into batches."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A whole run: label, train, judge; each stage resumes where a killed one has stopped."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

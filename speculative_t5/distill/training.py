@@ -1,7 +1,5 @@
 """Training a sharing draft: batches in, weights out, resumable at every saved step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

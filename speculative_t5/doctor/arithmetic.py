@@ -1,7 +1,5 @@
 """Checks of arithmetic: `float32` is that, `logits` are those of a plain CPU, `rows` are alike."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

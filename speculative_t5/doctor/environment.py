@@ -1,7 +1,5 @@
 """Checks of what is installed, `versions`, and of what MLX runs on, `device`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Checks of whole outputs: `greedy`, `sampling`, `threads` and `known`."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The check `speed`: what passes cost here, and how many tokens to draft."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tiny random models of every family, for checks that need no text."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import mlx.core as mx

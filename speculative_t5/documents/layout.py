@@ -1,7 +1,5 @@
 """Puts the words of an output where the words of its source were, and compares the two."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

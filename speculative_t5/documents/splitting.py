@@ -1,7 +1,5 @@
 """Splits a text into the sentences that a model may read, and leaves everything else out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A decoder's models: whether target and draft go together, and texts as ids of their tokenizer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Outputs in notebooks: HTML without scripts, and without anything loaded from elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape

@@ -4,8 +4,6 @@ An option of a call is a field of a dataclass here, and nothing else: methods ta
 keywords, see `takes`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

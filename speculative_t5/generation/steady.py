@@ -1,7 +1,5 @@
 """Steady passes: how wide they must be for every row to be computed alike."""
 
-from __future__ import annotations
-
 import random
 from itertools import count
 

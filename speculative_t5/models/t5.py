@@ -4,8 +4,6 @@ Shapes: B batch, S source length, L query length, T cached length, H heads, D he
 states are (B, L, d_model). A layer normalizes its input and adds its output: x + f(norm(x)).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

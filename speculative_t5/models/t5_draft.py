@@ -3,8 +3,6 @@
 A draft knows its target by a few numbers of each weight, whatever type they are stored in.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ processes have found: two sums of (B, L, d_model) for an encoder's layer, three 
 Embedding, norms and head are whole in each process.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple, cast
 

@@ -4,8 +4,6 @@
 script but its own, and connects to its own server only.
 """
 
-from __future__ import annotations
-
 import re
 from base64 import b64encode
 from hashlib import sha256

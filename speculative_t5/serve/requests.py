@@ -4,8 +4,6 @@ A field that is missing or null has the server's own default, which comes from i
 greedy decoding and 256 tokens, where OpenAI's would be temperature 1 and 16 tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import difflib

@@ -4,8 +4,6 @@ The guards are plain ASGI: Starlette's BaseHTTPMiddleware would hide from the ro
 has gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

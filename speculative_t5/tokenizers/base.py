@@ -1,7 +1,5 @@
 """The roles that a tokenizer plays, what every kind shares, and ids to text as rounds emit them."""
 
-from __future__ import annotations
-
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence

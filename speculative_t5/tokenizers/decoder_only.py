@@ -3,8 +3,6 @@
 The only file that imports transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Prompts to the ids that a model reads; prompts that are too long are refused or cut."""
 
-from __future__ import annotations
-
 import contextlib
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence

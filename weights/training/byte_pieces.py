@@ -1,7 +1,5 @@
 """Extend a SentencePiece model so that it encodes every text, unchanged except for blanks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from sentencepiece import SentencePieceNormalizer

@@ -6,8 +6,6 @@ correction below a least probability. Here the weights learn this: where a model
 a correction less than that, the example says to leave the text as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher

@@ -6,8 +6,6 @@ where grammar requires them, and verb forms are changed only where the words bef
 the right one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import lzma
 import random

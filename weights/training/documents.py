@@ -1,7 +1,5 @@
 """The plain text that weights/training/train_causal.py trains on."""
 
-from __future__ import annotations
-
 import lzma
 from collections.abc import Sequence
 from pathlib import Path

@@ -12,8 +12,6 @@ again for several least probabilities: a sentence stays as it is if a token of i
 as with `document --min-probability`.
 """
 
-from __future__ import annotations
-
 from difflib import SequenceMatcher
 from typing import Annotated
 

@@ -13,8 +13,6 @@ of training is often better than either (Wortsman et al. 2022, "Robust fine-tuni
 models", arXiv:2109.01903).
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -9,8 +9,6 @@ Hugging Face, and `held-out.txt`, the end of the text, which neither model has s
 `pip install ".[causal]"`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -24,8 +24,6 @@ not sure how to correct (see `caution`). weights/correct-small learns from it:
         --start-from weights/correct-small --teacher runs/learners/correct-base
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -5,8 +5,6 @@ nonsense. Clients and server share the processors, so streams are read by aiohtt
 third of the processor time that httpx needs for a request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

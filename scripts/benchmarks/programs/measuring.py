@@ -1,7 +1,5 @@
 """Compare the outputs of programs, measure their speed in turn, and report."""
 
-from __future__ import annotations
-
 import json
 import random
 import statistics

@@ -7,8 +7,6 @@ Nothing is compiled. It uses the weights of a loaded `T5`, and the same BLAS.
 Shapes: S source length, T cached length, H heads, D head size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import cycle
 

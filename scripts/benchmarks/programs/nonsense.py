@@ -1,7 +1,5 @@
 """Requests that a server must refuse: malformed, too large, too slow, to nowhere."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -4,8 +4,6 @@ Each function imports only what its program needs: a BLAS loaded for one changes
 another.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """Start the programs, each in a process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Examples that mix the rules of learners' errors with those of `corruption`."""
 
-from __future__ import annotations
-
 import lzma
 import random
 from collections.abc import Iterator

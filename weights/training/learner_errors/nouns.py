@@ -1,7 +1,5 @@
 """Articles, numbers, possessives, adjectives and adverbs as learners use them."""
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """Prepositions and words that another language would have in the place of the right ones."""
 
-from __future__ import annotations
-
 from .tables import Table
 
 GOVERNED = Table(

@@ -1,7 +1,5 @@
 """Spellings by ear or by habit, capitals, words written apart or together, and punctuation."""
 
-from __future__ import annotations
-
 import random
 import re
 

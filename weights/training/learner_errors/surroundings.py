@@ -1,7 +1,5 @@
 """Numbers, names, quotes and the like, which a correction has to copy: added to both sides alike."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rules as tables of rewritings: a pattern of right text, and the wrong texts that replace it."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Words that are in no training sentence, for both sides alike: they can only be copied."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter, defaultdict

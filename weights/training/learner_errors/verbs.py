@@ -1,7 +1,5 @@
 """Tenses, forms after other verbs, questions, negation and the order of words."""
 
-from __future__ import annotations
-
 from .tables import Rule, Table
 
 TENSE = Table(
