@@ -1,4 +1,4 @@
-"""What the server answers, also to OpenAI's own client, synchronous and asynchronous."""
+"""What the server answers, also to OpenAI's own client."""
 
 import asyncio
 import json
@@ -323,24 +323,6 @@ def test_chats(client: openai.OpenAI) -> None:
         assert stream.get_final_completion().choices[0].message.content == "A B C"
 
 
-@pytest.mark.parametrize(
-    ("error", "fields"),
-    [
-        (openai.BadRequestError, {"prompt": ""}),
-        (openai.BadRequestError, {"logprobs": 2}),
-        (openai.NotFoundError, {"model": "gpt-4"}),
-        (openai.InternalServerError, {"prompt": FAIL}),
-        (openai.APIStatusError, {"prompt": "a" * 3_000_000}),  # more than sockets hold
-    ],
-)
-def test_errors_are_those_of_the_client(
-    client: openai.OpenAI, error: type[openai.APIStatusError], fields: dict[str, Any]
-) -> None:
-    with pytest.raises(error) as found:
-        client.completions.create(**{"model": "tiny", "prompt": "a"} | fields)
-    assert isinstance(found.value.body, dict) and found.value.body["message"]
-
-
 def test_an_error_within_a_stream_is_raised(client: openai.OpenAI) -> None:
     stream = client.completions.create(model="tiny", prompt=f"a b {FAIL}", stream=True)
     assert next(stream).choices[0].text == "A B"
@@ -360,29 +342,3 @@ def test_a_wrong_key_is_an_error_and_a_full_queue_is_tried_again() -> None:
         served.service.busy = 2
         with pytest.raises(openai.RateLimitError, match="the queue is full"):
             client.completions.create(model="tiny", prompt="a")
-
-
-async def test_the_asynchronous_client(served: Served) -> None:
-    """Several requests at once; cancelling a task frees its rows."""
-    client = openai.AsyncOpenAI(
-        base_url=f"{served.url}/v1", api_key="right", max_retries=0, timeout=PATIENCE
-    )
-
-    async def one(number: int) -> str:
-        prompt = f"n {number} x"
-        if number % 2:
-            done = await client.completions.create(model="tiny", prompt=prompt)
-            return done.choices[0].text
-        stream = await client.completions.create(model="tiny", prompt=prompt, stream=True)
-        return "".join([part.choices[0].text async for part in stream])
-
-    async with client:
-        found = await asyncio.gather(*map(one, range(10)))
-        assert found == [f"N {number} X" for number in range(10)]
-        served.service.forget_calls()
-        asking = asyncio.create_task(client.completions.create(model="tiny", prompt=STALL))
-        call = await asyncio.to_thread(served.service.last_call)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert await asyncio.to_thread(call.cancelled.wait, PATIENCE)
