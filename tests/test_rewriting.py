@@ -6,8 +6,7 @@ Random Markdown keeps its structure, as markdown-it reads it, whatever a model m
 import random
 import re
 from dataclasses import replace
-from difflib import SequenceMatcher
-from itertools import pairwise, product
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 from xml.etree.ElementTree import fromstring
@@ -77,7 +76,7 @@ def test_pieces_that_cannot_be_read_do_not_go_through_the_model() -> None:
 
 def test_bad_outputs_are_not_used() -> None:
     text = "- He go to\n  school at 10.\n"
-    different = "its output is too different, with a similarity of at most"
+    different = "its output is too different, with a similarity of"
     for answer, reason in (
         ("", "its output is empty"),
         ("He is.", different),
@@ -231,20 +230,9 @@ def test_no_line_and_no_word_is_lost() -> None:
             assert re.findall(r"[\r\n>][\s>]*", found) == ["\n", "\r\n", "\n> "]
 
 
-def test_a_bound_of_the_similarity_decides_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_similarity_is_that_of_letters_and_digits() -> None:
     assert similarity("He go, home.", "he GO home") == 1 == similarity("...", "!")
     assert similarity("abcd", "abxy") == 0.5 and similarity("He is here.", "") == 0
-    texts = ["".join(letters) for size in range(1, 5) for letters in product("abc", repeat=size)]
-    for a, b, least in product(texts[::3], texts[::2], (0.4, 0.5, 0.75, 1)):
-        exact, found = similarity(a, b), similarity(a, b, least)
-        assert exact == found if exact >= least else exact <= found < least
-
-    def ratio(_: object) -> float:
-        pytest.fail("difflib takes seconds")
-
-    monkeypatch.setattr(SequenceMatcher, "ratio", ratio)
-    text = "The old man has a garden with many red flowers. " * 50
-    assert similarity(text, text[::-1], 0.75) < 0.75  # of the same letters
 
 
 def test_facts_are_numbers_and_addresses() -> None:

@@ -60,33 +60,10 @@ def _spread(wanted: Sequence[int], count: int) -> list[int] | None:
     return [min(place, count - 1 - len(wanted) + i) for i, place in enumerate(apart)][1:]
 
 
-def similarity(source: str, output: str, least: float = 0.0) -> float:
-    """Return difflib's ratio of the letters and digits of two texts, from 0 to 1 for the same.
-
-    It takes long for long texts. So an upper bound, by the longest common subsequence, is returned
-    if it is below `least`.
-    """
+def similarity(source: str, output: str) -> float:
+    """Return difflib's ratio of the letters and digits of two texts, from 0 to 1 for the same."""
     a, b = ([c for c in text.casefold() if c.isalnum()] for text in (source, output))
-    if a == b:
-        return 1.0
-    bound = 2 * _common(a, b) / (len(a) + len(b))
-    return bound if bound < least else SequenceMatcher(None, a, b, autojunk=False).ratio()
-
-
-def _common(a: Sequence[str], b: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence.
-
-    The row of the table is one integer, whose bits are cleared where the length grows (Hyyrö,
-    Bit-parallel LCS-length computation revisited, 2004).
-    """
-    places: dict[str, int] = {}
-    for i, letter in enumerate(a):
-        places[letter] = places.get(letter, 0) | 1 << i
-    row = every = (1 << len(a)) - 1
-    for letter in b:
-        found = row & places.get(letter, 0)
-        row = (row + found | row - found) & every
-    return len(a) - row.bit_count()
+    return SequenceMatcher(None, a, b, autojunk=False).ratio()
 
 
 def same_facts(source: str, output: str) -> bool:

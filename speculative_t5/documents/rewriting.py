@@ -299,8 +299,8 @@ class Document:
             reason = "its output is empty"
         elif self._has_unknown(source, done):
             reason = "its output has an unknown character"
-        elif least and (found := similarity(source, done.text, least)) < least:
-            reason = f"its output is too different, with a similarity of at most {found:.2f}"
+        elif (found := similarity(source, done.text)) < least:
+            reason = f"its output is too different, with a similarity of {found:.2f}"
         elif least and not same_facts(source, done.text):
             reason = "its output has other numbers or addresses"
         elif laid_out is None:
