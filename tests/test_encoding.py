@@ -125,12 +125,12 @@ def test_bad_options_are_refused() -> None:
 
 def test_other_things_than_prompts_are_refused() -> None:
     for prompt, found in (
-        (b"x", "b'x' (bytes)"),
-        (np.array(5), "array(5) (ndarray)"),
-        (7, "7 (int)"),
-        (["a"], "a list that holds 'a' (str)"),
-        ([3.5], "a list that holds 3.5 (float)"),
-        ({"role": "user", "content": "x"}, "{'role': 'user', 'content': 'x'} (dict)"),
+        (b"x", "b'x'"),
+        (np.array(5), "array(5)"),
+        (7, "7"),
+        (["a"], "a list that holds 'a'"),
+        ([3.5], "a list that holds 3.5"),
+        ({"role": "user"}, "{'role': 'user'}"),
     ):
         for generate in ways(prompt):
             form = f"^(at index 1, )?a prompt must be .*, got {re.escape(found)}$"

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import cast
 
 from ..decoding import LanguageModel
-from ..errors import check_integer, check_utf8
+from ..errors import check_integer, check_utf8, shown
 from .base import ChatTokenizer, Message, Tokenizer, unknown_characters
 
 CHARACTERS = 64  # of a token, at most; the longest pieces of T5 have 16, but spaces are joined
@@ -160,7 +160,7 @@ class PromptEncoder:
 def check_prompts(prompts: object) -> None:
     """Refuse anything but a collection of prompts, for example a single one."""
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts must be a list of them, got {_describe(prompts)}")
+        raise ValueError(f"prompts must be a list of them, got {shown(prompts)}")
 
 
 def keep_beginning(ids: list[int], limit: int) -> list[int]:
@@ -178,7 +178,7 @@ def _parts(prompt: object) -> list[object]:
     if not isinstance(prompt, bytes | bytearray | Mapping):
         with contextlib.suppress(TypeError):  # raised for a number, which has no parts
             return list(cast(Iterable[object], prompt))
-    raise _no_prompt(_describe(prompt))
+    raise _no_prompt(shown(prompt))
 
 
 def _as_ids(parts: list[object]) -> list[int]:
@@ -187,7 +187,7 @@ def _as_ids(parts: list[object]) -> list[int]:
         try:
             ids.append(operator.index(part))  # type: ignore[arg-type]
         except TypeError as error:
-            raise _no_prompt(f"a list that holds {_describe(part)}") from error
+            raise _no_prompt(f"a list that holds {shown(part)}") from error
     return ids
 
 
@@ -196,11 +196,3 @@ def _no_prompt(found: str) -> ValueError:
         "a prompt must be text, a list of ids or a list of messages (each with role and "
         f"content), got {found}"
     )
-
-
-def _describe(value: object) -> str:
-    """Describe a value in a few words."""
-    if value is None:
-        return "None"
-    text = " ".join(repr(value).split())
-    return f"{text if len(text) <= 40 else text[:37] + '...'} ({type(value).__name__})"
