@@ -177,8 +177,8 @@ def test_a_terminal_shows_progress_before_anything_is_loaded(
 
 def test_options_are_checked_before_anything_is_measured() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"acceptance": 2.0}, "from 0 to 1, got 2.0"),
-        ({"turns": 0}, "--turns must be at least 1, got 0"),
+        ({"acceptance": 2.0}, "acceptance must be between 0 and 1, got 2.0"),
+        ({"turns": 0}, "turns must be an integer of at least 1, got 0"),
         *(({"num_draft": wrong}, "--num-draft") for wrong in ("", "a", "1-", "-3", "0-2", "4-2")),
         ({"plot": Path("absent/plot.png")}, "create the folder absent"),
         ({"random_weights": "gpt2"}, "TARGET:DRAFT, such as t5-base:t5-small, got 'gpt2'"),

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from .. import __version__, device
 from ..bench import PLAIN, Report, Variant, check_plot, draw, measure, synthetic, variants_of
 from ..checkpoints import as_dtype
-from ..errors import count, decoded, option
+from ..errors import check_options, count, decoded, option
 from ..generation import SpeculativeDecoder
 from .options import OF_DECODERS, draft_of, model_name, with_options
 from .terminal import Failure, columns, give_tips
@@ -47,27 +47,25 @@ class BenchOptions:
     )
     num_draft: str = option("1-8", "Tokens to draft: numbers and ranges, such as 1-8 or 2,4,8.")
     steady: bool = option(False, "Measure each number in steady mode, too.")
-    max_tokens: int = option(128, "Upper bound on the tokens of an output, EOS included.")
-    turns: int = option(5, "How many times to measure everything; medians are reported.")
+    max_tokens: int = option(128, "Upper bound on the tokens of an output, EOS included.", least=1)
+    turns: int = option(5, "How many times to measure everything; medians are reported.", least=1)
     random_weights: str | None = option(
         None,
         "Use random weights of these shapes instead, such as t5-base:t5-small or "
         "opt-350m:opt-125m, with drafts that are accepted as often as --acceptance says.",
     )
-    acceptance: float = option(0.8, "With --random: the chance that a drafted token is accepted.")
-    source: int = option(256, "With --random: tokens of each prompt.")
-    count: int = option(3, "With --random: number of prompts.")
+    acceptance: float = option(
+        0.8, "With --random: the chance that a drafted token is accepted.", least=0.0, most=1.0
+    )
+    source: int = option(256, "With --random: tokens of each prompt.", least=1)
+    count: int = option(3, "With --random: number of prompts.", least=1)
     as_json: bool = option(False, "Print one JSON object instead of the table.")
     plot: Path | None = option(
         None, "File for a plot of speed-up, forwards and theory by K (needs matplotlib)."
     )
 
     def __post_init__(self) -> None:
-        for name in ("turns", "max_tokens", "count", "source"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-        if not 0 <= self.acceptance <= 1:
-            raise ValueError(f"--acceptance must be from 0 to 1, got {self.acceptance}")
+        check_options(self)
         if self.plot:
             check_plot(self.plot)
 
