@@ -28,7 +28,8 @@ stamp=.venv/installed-${extra:-base}
 if [[ ! -e $stamp || $(built_from) != $(<"$stamp") ]]; then
     echo "installing into .venv${extra:+ (extra: $extra)} ..." >&2
     # Bytecode is made when a module is first imported: of most it never is.
-    "$python" -m pip install --quiet --disable-pip-version-check --no-compile \
+    # Errors alone: newer versions of pip repeat what setuptools tells those who develop it.
+    "$python" -m pip install -qq --disable-pip-version-check --no-compile \
         --editable ".${extra:+[$extra]}"
     built_from >"$stamp"
 fi
