@@ -12,7 +12,15 @@ from typing import Any
 from xml.etree.ElementTree import fromstring
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.documents import Document, RewriteOptions, Rewritten, changes, lines, rewrite
+from speculative_t5.documents import (
+    Document,
+    RewriteOptions,
+    Rewritten,
+    TextOptions,
+    changes,
+    lines,
+    rewrite,
+)
 from speculative_t5.documents.comparison import CONTEXT
 from speculative_t5.documents.layout import arranged, same_facts, similarity
 
@@ -36,7 +44,7 @@ def corrected(text: str) -> str:
 
 
 def fixed(text: str, decoder: Scripted | None = None, **options: Any) -> Rewritten:
-    return rewrite(decoder or Scripted(corrected), text, **options)  # type: ignore[arg-type]
+    return rewrite(decoder or Scripted(corrected), text, TextOptions(**options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("by", ["sentence", "paragraph", "tokens"])
@@ -312,7 +320,7 @@ def test_structure_and_untouched_text_stay(least: float) -> None:
         rng = random.Random(seed)
         text = document(rng)
         decoder: Any = Scripted(lambda each, rng=rng: damaged(each, rng), limit=999)
-        done = rewrite(decoder, text, min_similarity=least)
+        done = fixed(text, decoder, min_similarity=least)
         assert structure(done.text) == structure(text), f"seed {seed}: {text!r} {done.text!r}"
         before, after = (re.split(r"\r\n|\n", each) for each in (text, done.text))
         assert len(before) == len(after) and done.text.count("\r\n") == text.count("\r\n")
@@ -321,8 +329,7 @@ def test_structure_and_untouched_text_stay(least: float) -> None:
         }
         for number, (old, new) in enumerate(zip(before, after, strict=True), 1):
             assert number in rows or old == new
-        again = rewrite(Scripted(str, limit=999), text)  # type: ignore[arg-type]
-        assert again.text == text
+        assert fixed(text, Scripted(str, limit=999)).text == text
         changed += sum(piece.status == "changed" for piece in done.pieces)
         kept += len(done.kept)
     assert changed > DOCUMENTS / 2 and kept > DOCUMENTS / 2
@@ -335,7 +342,7 @@ PAGE_TEXT = f'<b>He</b> go & "see" them.\n\n{FAR}She <i>\u2603</i> go.{FAR}He st
 @pytest.fixture(scope="module")
 def done() -> Rewritten:
     decoder = Scripted(lambda text: text.replace("go", "goes"))
-    return rewrite(decoder, PAGE_TEXT)  # type: ignore[arg-type]
+    return fixed(PAGE_TEXT, decoder)
 
 
 def test_changes_join_to_both_lines() -> None:

@@ -6,4 +6,4 @@ changed. Imports `decoding` and `errors`.
 """
 
 from .comparison import changes, lines
-from .rewriting import By, Document, Piece, RewriteOptions, Rewritten, rewrite
+from .rewriting import Document, Piece, RewriteOptions, Rewritten, TextOptions, rewrite

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from ..generation import Generation, SpeculativeDecoder
 
 By = Literal["sentence", "paragraph", "tokens"]
-PIECE_TOKENS = 128
-MIN_SIMILARITY = 0.75
 
 
 @described
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RewriteOptions:
     """How a text is rewritten.
 
@@ -44,9 +42,7 @@ class RewriteOptions:
     language: str = option(
         "en", "Code of the language whose rules split the text into sentences, such as en or de."
     )
-    piece_tokens: int = option(
-        PIECE_TOKENS, "With --by tokens: most tokens to decode at a time.", least=2
-    )
+    piece_tokens: int = option(128, "With --by tokens: most tokens to decode at a time.", least=2)
     max_tokens: int | None = option(
         None,
         "Upper bound on the tokens of each piece's output, EOS included.",
@@ -54,7 +50,7 @@ class RewriteOptions:
         least=1,
     )
     min_similarity: float = option(
-        MIN_SIMILARITY,
+        0.75,
         "Leave a piece as it is if its output is less similar to it than this, from 0 to 1; above "
         "0, also if numbers or addresses in it would change.",
         least=0.0,
@@ -79,6 +75,15 @@ class RewriteOptions:
                 f"{', '.join(LANGUAGES)}"
             )
         check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(RewriteOptions):
+    """The options of `rewrite`."""
+
+    batch_size: int | None = None  # pieces to decode side by side; None is 16, or 1 if steady
+    speculative: bool = True  # False decodes with the target alone
+    progress: bool = False  # shows a bar on standard error
 
 
 @dataclass(frozen=True)
@@ -133,20 +138,7 @@ class Rewritten:
         return as_table(self)
 
 
-def rewrite(
-    decoder: SpeculativeDecoder,
-    text: str,
-    *,
-    by: By = "sentence",
-    language: str = "en",
-    piece_tokens: int = PIECE_TOKENS,
-    batch_size: int | None = None,
-    max_tokens: int | None = None,
-    min_similarity: float = MIN_SIMILARITY,
-    min_probability: float | None = None,
-    speculative: bool = True,
-    progress: bool = False,
-) -> Rewritten:
+def rewrite(decoder: SpeculativeDecoder, text: str, options: TextOptions) -> Rewritten:
     r"""Rewrite a text of any length, and keep its lines and all that is not a sentence.
 
     Blank lines, indentation, line ends, list markers, quotation marks (>), headings, tables, code
@@ -160,20 +152,16 @@ def rewrite(
     (see `keeps_lines`), or is too different, see `min_similarity`; or if the model is not sure of
     its output, see `min_probability`.
 
-    For the options see `RewriteOptions`, and for `batch_size` `SpeculativeDecoder.iter_batch`.
-    `speculative=False` decodes with the target alone; `progress` shows a bar on standard error.
+    The options are given as keywords; see `RewriteOptions` and `TextOptions`.
 
     Raises:
         ValueError: If the decoder has no tokenizer, the text is not a string or an option is out
             of its range.
     """
-    options = RewriteOptions(
-        by, language, piece_tokens, max_tokens, min_similarity, min_probability
-    )
     document = Document(decoder, text, options)
     began = time.perf_counter()
-    done = document.rewrite(batch_size=batch_size, speculative=speculative)
-    if progress:
+    done = document.rewrite(batch_size=options.batch_size, speculative=options.speculative)
+    if options.progress:
         from tqdm import tqdm  # only where a bar is wanted
 
         done = tqdm(done, total=len(document), unit="piece", desc="rewriting")

@@ -18,7 +18,7 @@ from .. import __version__, decoding, device
 from ..checkpoints import ModelFolder, as_dtype, dtype_name, load, locate, named_draft
 from ..decoding import AdaptiveSchedule, FixedSchedule, Indexed, LanguageModel, Plan, Request, Round
 from ..distributed import ProcessGroup
-from ..documents import rewrite
+from ..documents import TextOptions, rewrite
 from ..errors import check_integer
 from ..models import SharingDraft
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
@@ -257,7 +257,7 @@ class SpeculativeDecoder:
         detokenizer = options.detokenizer(self.tokenizer)
         return (outputs.as_chunk(done, detokenizer) for done in self.rounds([(0, source)], options))
 
-    rewrite = with_hints(rewrite)  # texts of any length, piece by piece
+    rewrite = takes(TextOptions)(rewrite)  # texts of any length, piece by piece
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length, EOS included where the model is a T5.
