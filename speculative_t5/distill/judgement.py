@@ -138,15 +138,9 @@ class Judgement:
     def summary(self) -> list[str]:
         """Return a few lines for a terminal."""
         lines = [f"{self.draft} has {self._agreement()} right"]
-        figures = {"tokens per pass": self.tokens_per_pass}
         if self.speeds:
             lines.append(f"measured here: {self._conditions()}")
-            figures["speed-up"] = [speed.speedup for speed in self.speeds[:-1]]
-        numbers = range(1, len(self.tokens_per_pass) + 1)
-        lines.append(f"{'K':15}" + "".join(f"{k:6}" for k in numbers))
-        for name, values in figures.items():
-            lines.append(f"{name:15}" + "".join(f"{value:6.2f}" for value in values))
-        return [*lines, self.verdict, *self.notes]
+        return [*lines, _table([HEAD, *self._rows()]), self.verdict, *self.notes]
 
     def as_markdown(self) -> str:
         """Return a short README for the draft's folder."""
@@ -229,8 +223,9 @@ def fastest(speeds: Sequence[Speed]) -> Speed | None:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    head, *body = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
+    return "\n".join([head, "|" + "".join("-" * (width + 2) + "|" for width in widths), *body])
 
 
 def judge(
