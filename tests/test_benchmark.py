@@ -3,14 +3,13 @@
 import json
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench import PLAIN, Report, Run, Stepper, Variant, measure, variants_of
-from speculative_t5.bench.benchmark import PASSES, Costs, make_report, record, speedup
+from speculative_t5.bench.benchmark import Costs, make_report, record
 from speculative_t5.bench.synthetic import (
     CAUSAL_SHAPES,
     SHAPES,
@@ -24,8 +23,8 @@ from speculative_t5.bench.synthetic import (
 )
 from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
-from speculative_t5.decoding import ModelDrafter, Outcome, Plan, Stats
-from speculative_t5.generation import Chunk, Generation, GenerationOptions
+from speculative_t5.decoding import ModelDrafter, Outcome, Plan
+from speculative_t5.generation import GenerationOptions
 from speculative_t5.models import T5, DecoderOnlyModel, T5Config, build
 
 import mlx.core as mx
@@ -188,57 +187,6 @@ def test_options_are_checked_before_anything_is_measured() -> None:
     for options, found in cases:
         with refused(found):
             bench(**options)
-
-
-WARM = Stats((5,), (5,), (5,), emitted=101, seconds=0.1)
-
-
-def timed(monkeypatch: pytest.MonkeyPatch, *runs: list[float]) -> list[int]:
-    """Make plain runs whose passes end at these times; return how many passes each one took."""
-    passes: list[int] = []
-
-    def stream(self: Any, prompt: Any, **options: Any) -> Iterator[Chunk]:
-        assert options["speculative"] is False and options["top_k"] == 3
-        passes.append(0)
-        for time in runs[len(passes) - 1][: options["max_tokens"]]:
-            passes[-1] += 1
-            yield Chunk("", [5], 0, Stats(seconds=time))
-
-    def generate(self: Any, prompt: Any, **options: Any) -> Generation:
-        assert options["speculative"] is True and options["top_k"] == 3
-        return Generation("", [], "eos", WARM)
-
-    monkeypatch.setattr(SpeculativeDecoder, "stream", stream)
-    monkeypatch.setattr(SpeculativeDecoder, "generate", generate)
-    return passes
-
-
-# The first pass includes the encoder, the third is disturbed, and the first run is cold.
-RUN = [0.05, 0.06, 0.09, *(0.1 + 0.01 * i for i in range(100))]
-SLOW = [float(i) for i in range(1, 100)]
-
-
-def test_estimates_from_a_few_passes(monkeypatch: pytest.MonkeyPatch, target: T5) -> None:
-    decoder = SpeculativeDecoder(target, tiny_draft(target))
-    cases: list[tuple[list[list[float]], int, float, float | None, list[int]]] = [
-        ([[2 * t for t in RUN[:5]], RUN], 101, 0.25, (0.05 + 100 * 0.01) / 0.1, [5, PASSES]),
-        ([SLOW], 11, 5.5, 2, [2]),  # slow models run two passes once
-        ([[0.1], [0.1]], 101, 0.1, None, [1, 1]),  # one pass is too few
-    ]
-    for runs, emitted, seconds, expected, passes in cases:
-        seen = timed(monkeypatch, *runs)
-        done = Stats((5,), (5,), (5,), emitted=emitted, seconds=seconds)
-        found = speedup(decoder, [3, 1], done, GenerationOptions(top_k=3))
-        assert found == (expected and pytest.approx(expected))
-        assert seen == passes
-
-
-def test_a_real_decoder_gives_an_estimate(target: T5) -> None:
-    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
-    options = GenerationOptions(max_tokens=60, temperature=1.0)
-    done = decoder.generate([3, 4, 1], max_tokens=60, temperature=1.0)
-    found = speedup(decoder, [3, 4, 1], done.stats, options)
-    assert done.stats.emitted > 2 and found is not None and found > 0
 
 
 @pytest.mark.parametrize(("kind", "acceptance", "count"), [("t5", 0.6, 10), ("gpt2", 1.0, 3)])

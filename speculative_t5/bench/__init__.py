@@ -15,7 +15,6 @@ from .benchmark import (
     gain,
     measure,
     measure_costs,
-    speedup,
     sweep,
     tokens_per_pass,
     tokens_per_second,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 import mlx.core as mx
@@ -14,10 +14,8 @@ import numpy as np
 from .. import decoding
 from ..decoding import LanguageModel, Outcome, Session
 from ..generation import GenerationOptions, SpeculativeDecoder
-from ..tokenizers import Prompt
 
 PLAIN = "plain"  # the variant without a draft, with which the others are compared
-PASSES, SECONDS = 8, 0.3  # at most, of an estimate's plain decoding; but at least two passes
 REPEATS, MIN_SECONDS = 5, 0.15  # for each cost, every time it is measured
 FILLER = 5  # the id that bare passes read, if the vocabulary has it
 
@@ -353,33 +351,3 @@ class Stepper:
 
     def _fill(self, count: int) -> mx.array:
         return mx.array([[self._filler] * count], dtype=mx.int32)
-
-
-def speedup(
-    decoder: SpeculativeDecoder, prompt: Prompt, stats: decoding.Stats, options: GenerationOptions
-) -> float | None:
-    """Estimate how many times as long the target alone would take for an output.
-
-    A few tokens are decoded plainly, and the median of their times stands for the rest. Since the
-    first use of everything is slower, a quick output is made once more, with the same `options`.
-    None is for outputs that are too short for an estimate.
-    """
-    seconds, plain = stats.seconds, replace(options, max_tokens=stats.emitted, speculative=False)
-    if seconds < SECONDS:
-        again = decoder.generate(prompt, **asdict(options))
-        seconds = min(seconds, again.stats.seconds)
-
-    def pass_ends() -> list[float]:
-        times: list[float] = []
-        for chunk in decoder.stream(prompt, **asdict(plain)):
-            times.append(chunk.stats.seconds)
-            if len(times) == PASSES or (len(times) > 1 and times[-1] > SECONDS):
-                break
-        return times
-
-    times = pass_ends()
-    if times[-1] <= SECONDS:
-        times = pass_ends()
-    if len(times) < 2 or not seconds:
-        return None
-    return (times[0] + median(np.diff(times)) * (stats.emitted - 1)) / seconds

@@ -5,7 +5,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -14,12 +14,11 @@ import typer
 from tqdm import tqdm
 
 from .. import __version__
-from ..bench import speedup
 from ..checkpoints import DTYPES, as_lines, convert, inspect
 from ..cpu import libraries
 from ..distributed import process_group
 from ..errors import check_utf8, decoded, option
-from ..generation import Generation, GenerationOptions, SpeculativeDecoder, as_record
+from ..generation import Generation, GenerationOptions, as_record
 from . import terminal
 from .batch import batch
 from .bench import PROMPTS, bench
@@ -129,26 +128,15 @@ def generate(
         done = decoder.generate(source.ids, **keywords)
         print(json.dumps(_as_dict(done), ensure_ascii=False))
     elif wanted.can_stream:
-        _stream(decoder, source.ids, wanted, show_drafts=show_drafts)
+        chunks = terminal.note_if_slow(lambda: decoder.stream(source.ids, **keywords))
+        last = terminal.show(chunks, drafts=show_drafts and decoder.drafts)
+        note(footer(last.stats, last.finish_reason, wanted.max_tokens))
     else:
         done = decoder.generate(source.ids, **keywords)
         for each in (done, *done.alternatives):
             print((f"{each.score:.4f}\t" if wanted.scores else "") + each.text, flush=True)
             note(footer(each.stats, each.finish_reason, wanted.max_tokens))
     terminal.give_tips()
-
-
-def _stream(
-    decoder: SpeculativeDecoder, source: list[int], options: GenerationOptions, *, show_drafts: bool
-) -> None:
-    """Print an output as it comes, and a line of statistics below it."""
-    chunks = terminal.note_if_slow(lambda: decoder.stream(source, **asdict(options)))
-    last = terminal.show(chunks, drafts=show_drafts and decoder.drafts)
-    estimated = None
-    # The estimate takes time.
-    if last.stats.drafted and terminal.is_terminal(sys.stderr) and not process_group():
-        estimated = speedup(decoder, source, last.stats, options)
-    note(footer(last.stats, last.finish_reason, options.max_tokens, estimated))
 
 
 @dataclass(frozen=True)

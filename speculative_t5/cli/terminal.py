@@ -275,14 +275,11 @@ def legend() -> Text:
     return text
 
 
-def footer(
-    stats: Stats, finish_reason: FinishReason | None, max_tokens: int, speedup: float | None = None
-) -> str:
+def footer(stats: Stats, finish_reason: FinishReason | None, max_tokens: int) -> str:
     """Return the line below an output: its statistics, and whether it was cut."""
-    summary = stats.summary(speedup)
     if finish_reason != "length":
-        return summary
-    return f"{summary} - {cut_at(max_tokens if stats.emitted == max_tokens else None)}"
+        return stats.summary()
+    return f"{stats.summary()} - {cut_at(max_tokens if stats.emitted == max_tokens else None)}"
 
 
 def rates(emitted: int, rounds: int, drafted: int, accepted: int, seconds: float) -> list[str]:

@@ -105,8 +105,8 @@ class Stats:
     def tokens_per_second(self) -> float:
         return self.emitted / self.seconds if self.seconds else 0.0
 
-    def summary(self, speedup: float | None = None) -> str:
-        """Describe the generation in one line, with an estimated speed-up over plain decoding."""
+    def summary(self) -> str:
+        """Describe the generation in one line."""
         tokens = f"{self.emitted} token{'s' if self.emitted != 1 else ''}"
         parts = [f"{self.tokens_per_second:.0f} tok/s", tokens]
         if self.drafted:
@@ -114,8 +114,6 @@ class Stats:
             parts.append(f"{self.tokens_per_round:.1f} tokens per round")
         else:
             parts.append("no draft")
-        if speedup is not None:
-            parts.append(f"{speedup:.1f}x plain (estimated)")
         return " - ".join(parts)
 
     def origins(self) -> Iterator[tuple[int, Origin]]:
