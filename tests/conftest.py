@@ -29,7 +29,7 @@ from speculative_t5.models.t5 import T5
 import mlx.core as mx
 import numpy as np
 import pytest
-from families import SHAPE, roughen, train_spiece
+from families import SHAPE, train_spiece, write_model
 from mlx.utils import tree_map, tree_map_with_path
 from reference import transformed_rows
 
@@ -84,18 +84,8 @@ def lacking(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
 
 def write_checkpoint(folder: Path, shape: dict[str, Any], spiece: bytes, seed: int = 0) -> Any:
     """Save a random transformers model and a tokenizer; returns the model (torch)."""
-    import torch
-    from transformers import T5Config as HFConfig
-    from transformers import T5ForConditionalGeneration
-
-    torch.manual_seed(seed)
-    config = HFConfig(**shape, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
-    model = T5ForConditionalGeneration(config).eval()
-    roughen(model)
-    if not shape["tie_word_embeddings"]:
-        head = torch.randn(shape["vocab_size"], shape["d_model"]) * 0.3
-        model.lm_head.weight = torch.nn.Parameter(head)
-    model.save_pretrained(folder)
+    config = shape | {"pad_token_id": 0, "eos_token_id": 1}
+    model = write_model(folder, config, own_head=not shape["tie_word_embeddings"], seed=seed)
     (folder / "spiece.model").write_bytes(spiece)
     return model
 

@@ -71,22 +71,11 @@ FAMILIES = {
 
 def write_family(folder: Path, name: str, form: str = "safetensors") -> Any:
     """Save a checkpoint in one of `FORMATS`; returns the model (torch) that it holds."""
-    import torch
-    import transformers
-
     family = FAMILIES[name]
-    prefix = family.model_type.upper()
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{prefix}Config")(
-        **(SHAPE | family.config | family.tokens), decoder_start_token_id=0
-    )
-    cls = getattr(transformers, f"{prefix}ForConditionalGeneration")
-    model = cls(config).eval()
-    roughen(model)
-    if family.own_head:
-        head = torch.randn(config.vocab_size, config.d_model) * 0.3
-        model.lm_head.weight = torch.nn.Parameter(head)
-    model.save_pretrained(folder, max_shard_size="30KB" if form == "shards" else "1GB")
+    model = write_model(
+        folder, SHAPE | family.config | family.tokens, model_type=family.model_type,
+        own_head=family.own_head, shard_size="30KB" if form == "shards" else "1GB",
+    )  # fmt: skip
     raw = json.loads((folder / "config.json").read_text())
     for key in family.omit:
         raw.pop(key, None)
@@ -94,6 +83,26 @@ def write_family(folder: Path, name: str, form: str = "safetensors") -> Any:
     if family.rewrite or form not in ("safetensors", "shards"):
         _rewrite(folder, model.state_dict(), family.rewrite, form)
     write_tokenizer(folder, family.tokenizer)
+    return model
+
+
+def write_model(
+    folder: Path, shape: dict[str, Any], *, own_head: bool, model_type: str = "t5",
+    shard_size: str = "1GB", seed: int = 0,
+) -> Any:  # fmt: skip
+    """Save a random model of transformers, without a tokenizer; returns the model (torch)."""
+    import torch
+    import transformers
+
+    prefix = model_type.upper()
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{prefix}Config")(**shape, decoder_start_token_id=0)
+    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).eval()
+    roughen(model)
+    if own_head:
+        head = torch.randn(config.vocab_size, config.d_model) * 0.3
+        model.lm_head.weight = torch.nn.Parameter(head)
+    model.save_pretrained(folder, max_shard_size=shard_size)
     return model
 
 
