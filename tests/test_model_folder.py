@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import POINTER, edit_tensors, opened, refused
-from commands import caller
+from commands import Call
 from conftest import REPOSITORY, V1_0, edit_json, write_checkpoint
 from families import write_family
 
@@ -163,12 +163,12 @@ def test_a_tasks_options_come_over_those_for_all_prompts(tmp_path: Path) -> None
 
 @pytest.mark.cpu
 def test_a_command_takes_a_tasks_options_and_says_so(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, call: Call
 ) -> None:
     shutil.copytree(place / "weights" / "target", tmp_path, dirs_exist_ok=True)
     tasks = {"beams": {"num_beams": 3, "max_length": 8, "prefix": "correct: "}}
     edit_json(tmp_path / "config.json", task_specific_params=tasks)
-    call, text = caller(tmp_path, monkeypatch, capfd), "The old man sat by the sea."
+    text = "The old man sat by the sea."
     typed = ("--model", str(tmp_path), "--task", "beams", "--prompt", text)
     done = call(*typed)
     assert done.err[0] == "task beams: num_beams 3, max_tokens 7, prefix 'correct: '"

@@ -17,7 +17,7 @@ from speculative_t5.models.t5 import T5, quantize
 import mlx.core as mx
 import pytest
 from checkpoints import refused
-from commands import Call, caller
+from commands import Call
 from conftest import V1_0, edit_json, tiny_causal, tiny_sharing, write_checkpoint
 from messages import check_message
 from mlx.utils import tree_flatten
@@ -26,20 +26,20 @@ WIDE = {"d_model": 32, "d_kv": 16, "d_ff": 64}
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
+def here(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
     """A folder with weights/target, a draft of one layer beside it, and the checkpoint."""
-    home = tmp_path_factory.mktemp("home")
-    write_checkpoint(home / "source", V1_0 | WIDE, spiece)
-    convert(str(home / "source"), home / "weights" / "target")
-    target, _ = load(home / "weights" / "target", dtype=mx.float32)
+    here = tmp_path_factory.mktemp("here")
+    write_checkpoint(here / "source", V1_0 | WIDE, spiece)
+    convert(str(here / "source"), here / "weights" / "target")
+    target, _ = load(here / "weights" / "target", dtype=mx.float32)
     assert isinstance(target, T5)
-    save_draft(home / "weights" / "mine", tiny_sharing(target, layers=1, noise=0.01), "target")
-    return home
+    save_draft(here / "weights" / "mine", tiny_sharing(target, layers=1, noise=0.01), "target")
+    return here
 
 
 @pytest.fixture(scope="module")
-def target(home: Path) -> T5:
-    found, _ = load(home / "weights" / "target", dtype=mx.float32)
+def target(here: Path) -> T5:
+    found, _ = load(here / "weights" / "target", dtype=mx.float32)
     assert isinstance(found, T5)
     return found
 
@@ -62,17 +62,17 @@ def test_a_folder_holds_the_draft_rounded_to_float16(target: T5, tmp_path: Path)
     assert SpeculativeDecoder(target, decoder.draft, draft_vocab=30).draft_vocab == 30
 
 
-def test_the_target_may_be_stored_and_computed_in_any_type(home: Path, tmp_path: Path) -> None:
+def test_the_target_may_be_stored_and_computed_in_any_type(here: Path, tmp_path: Path) -> None:
     ways: list[tuple[dict[str, Any], list[str]]] = [
         ({"dtype": "bfloat16"}, ["float32", "float16"]), ({"quantize": 4}, ["bfloat16"]),
     ]  # fmt: skip
     for options, dtypes in ways:
         stored = convert(
-            str(home / "source"), tmp_path / "other", group_size=32, force=True, **options
+            str(here / "source"), tmp_path / "other", group_size=32, force=True, **options
         )
         for dtype in dtypes:
             model, _ = load(stored, dtype=dtype)
-            draft, tokenizer = load(home / "weights" / "mine", target=model)
+            draft, tokenizer = load(here / "weights" / "mine", target=model)
             assert isinstance(draft, SharingDraft) and draft.dtype == model.dtype
             decoder = SpeculativeDecoder(model, draft, num_draft=3)
             assert decoder.generate([5, 9, 1], max_tokens=4).stats.drafted and tokenizer is None
@@ -115,10 +115,10 @@ OTHERS: list[Callable[[T5], Any]] = [
 
 
 @pytest.mark.parametrize("make", OTHERS)
-def test_another_target_is_refused_by_name(make: Any, home: Path, target: T5) -> None:
+def test_another_target_is_refused_by_name(make: Any, here: Path, target: T5) -> None:
     mx.random.seed(0)
     with refused("is a draft for target, "):
-        load(home / "weights" / "mine", target=make(target))
+        load(here / "weights" / "mine", target=make(target))
 
 
 SHORT = "0" * 16 + "." + "0" * 20  # a fingerprint of fewer weights than there are
@@ -150,9 +150,9 @@ DAMAGES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("damage", "found"), DAMAGES, ids=str)
 def test_a_damaged_folder_is_refused(
-    damage: dict[str, Any], found: str, home: Path, target: T5, tmp_path: Path
+    damage: dict[str, Any], found: str, here: Path, target: T5, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(home / "weights" / "mine", tmp_path / "mine")
+    folder = shutil.copytree(here / "weights" / "mine", tmp_path / "mine")
     for name, value in damage.items():
         if (folder / name).exists():
             (folder / name).write_bytes(value)
@@ -160,11 +160,6 @@ def test_a_damaged_folder_is_refused(
             edit_json(folder / "config.json", **{name: value})
     with refused(re.escape(found)):
         load(folder, target=target)
-
-
-@pytest.fixture
-def call(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(home, monkeypatch, capfd)
 
 
 HELLO = ("--prompt", "The old man.")
