@@ -3,7 +3,6 @@
 import ctypes
 import io
 import re
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
+from test_products import own_copy
 
 pytestmark = pytest.mark.cpu
 needs_layers = pytest.mark.skipif(layers.library is None, reason="built without a C++ compiler")
@@ -55,9 +55,7 @@ def level(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
     """Layers of a copy of the library that uses these instructions at most."""
     if layers.library is None:
         pytest.skip("built without a C++ compiler")
-    built = next(iter(sorted(libraries.FOLDER.glob("_products*.so"))))
-    copy = ctypes.CDLL(str(shutil.copy(built, tmp_path / "copy.so")))
-    copy.products_init(None, 0, 40, 2, request.param)
+    copy: Any = own_copy(tmp_path, rows=40, level=request.param).library  # type: ignore
     copy.layers.restype = ctypes.c_void_p
     layers.library.initialize(copy.layers())
     yield request.param
