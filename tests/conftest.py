@@ -1,5 +1,6 @@
 """Tiny checkpoints and models, made here: nothing is downloaded."""
 
+import atexit
 import dataclasses
 import functools
 import json
@@ -35,7 +36,9 @@ from reference import transformed_rows
 
 REPOSITORY = Path(__file__).parent.parent
 # Tests neither see nor change the models that the user of this machine has converted.
-os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="speculative-t5-data-")
+OWN_DATA = tempfile.TemporaryDirectory(prefix="speculative-t5-data-")
+atexit.register(OWN_DATA.cleanup)
+os.environ["XDG_DATA_HOME"] = OWN_DATA.name
 os.environ.pop("SPECULATIVE_T5_WEIGHTS", None)
 os.environ["SPECULATIVE_T5_TIPS"] = "0"  # a machine's lacks add no lines to outputs
 
