@@ -15,15 +15,10 @@ TIMEOUT = 10.0  # seconds
 SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is informed
 
 
-def refuse_file(name: str) -> None:
-    """Refuse the path of a file, which may lie in the model folder that is meant."""
-    if Path(name).is_file():
-        raise ValueError(f"{name} is a file, expected a folder or a name on the Hub")
-
-
 def flat_name(name: str) -> str:
     """Return the part of a repository's name after its slash; refuse impossible names."""
-    refuse_file(name)
+    if Path(name).is_file():  # perhaps one in the model folder that is meant
+        raise ValueError(f"{name} is a file, expected a folder or a name on the Hub")
     if not re.fullmatch(r"(?:\w[\w.-]*/)?\w[\w.-]*", name) or ".." in name:
         raise ValueError(
             f"{name!r} is neither a folder here nor a valid name on the Hub: "

@@ -12,7 +12,7 @@ from ..device import default_dtype
 from ..models import T5, DecoderOnlyModel, SharingDraft, parts_of, shard, split_of
 from ..tokenizers import Tokenizer
 from .decoder_only import load_decoder_only
-from .hub import download, find_cached, flat_name, look_up, refuse_file
+from .hub import download, find_cached, flat_name, look_up
 from .model_folder import ModelFolder, find_folder, model_folders
 from .t5 import Checkpoint, open_checkpoint
 from .t5_draft import load_draft
@@ -110,7 +110,6 @@ def locate(name_or_path: str | Path) -> Path:
     if found := find_folder(name_or_path):
         return found
     name = str(name_or_path)
-    refuse_file(name)
     try:
         flat_name(name)  # refused here, if it cannot be one
         return find_cached(name) or download(name, *look_up(name, any_kind=True))

@@ -249,9 +249,7 @@ def _ids(name: str, text: str | None) -> tuple[int, ...]:
     return parsed(name, text, lambda ids: tuple(map(int, ids.split(","))), expected) if text else ()
 
 
-def _texts(name: str, texts: list[str] | None) -> tuple[str, ...]:
-    for text in texts or []:
-        check_utf8("--" + name.replace("_", "-"), text)
+def _texts(_: str, texts: list[str] | None) -> tuple[str, ...]:
     return tuple(texts or ())
 
 

@@ -214,7 +214,6 @@ def rows(subject: Subject) -> Finding:
             "steady_width": width,
             "steady": not unsteady,
             "unlike_rows": unlike,
-            "unlike_rows_of_a_product": [w for w in WIDTHS if not product_is_alike(w, dtype)],
             "unlike_single_rows": apart,
         }
         if unsteady:
@@ -258,15 +257,6 @@ def _fed(
     ids = rng.choices(range(model.info.vocab_size), k=TEXT + 7)
     prompt = [*ids[:7], model.info.eos_token_id]
     return _stepped(model, [prompt], [ids[7:][:length]], sizes=sizes, rejected=0, width=width)
-
-
-def product_is_alike(width: int, dtype: mx.Dtype) -> bool:
-    """Whether a product's rows keep their bits when each moves to the next place."""
-    keys = mx.random.split(mx.random.key(width), 2)
-    x = mx.random.normal((1, width, INNER), key=keys[0]).astype(dtype)
-    weight = mx.random.normal((OUTER, INNER), key=keys[1]).astype(dtype)
-    moved = mx.roll(x, 1, 1) @ weight.T
-    return _same_bits(mx.roll(x @ weight.T, 1, 1), moved)
 
 
 def _same_bits(a: mx.array, b: mx.array) -> bool:

@@ -34,7 +34,7 @@ def is_decoder_only(config: Mapping[str, Any]) -> bool:
     return not config.get("is_encoder_decoder") and not other_heads(config)
 
 
-def architectures(config: Mapping[str, Any]) -> list[str]:
+def _architectures(config: Mapping[str, Any]) -> list[str]:
     """Return the classes that a config.json names."""
     named = config.get("architectures") or []
     return [str(name) for name in named] if isinstance(named, list) else [str(named)]
@@ -42,12 +42,12 @@ def architectures(config: Mapping[str, Any]) -> list[str]:
 
 def other_heads(config: Mapping[str, Any]) -> list[str]:
     """Return the architectures in a config.json that do not generate text."""
-    return [name for name in architectures(config) if _OTHER_HEAD.fullmatch(name)]
+    return [name for name in _architectures(config) if _OTHER_HEAD.fullmatch(name)]
 
 
 def check_architectures(config: Mapping[str, Any], known: Sequence[str]) -> None:
     """Refuse a config.json whose `architectures` are not all among the known ones."""
-    others = [name for name in architectures(config) if name not in known]
+    others = [name for name in _architectures(config) if name not in known]
     if others:
         raise ValueError(
             f"this is a {printable(others[0])} (architectures in config.json), "

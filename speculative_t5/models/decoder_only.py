@@ -20,13 +20,9 @@ from ..decoding import ModelInfo, Vocabulary, argmax, fingerprint
 from ..errors import first_line
 from . import opt
 from .cache import EncodedPrompt, KeysValues, KVCache, LayerShape, write
-from .config import architectures, model_type
+from .config import model_type
 
 MLX_LM = "mlx-lm>=0.32,<0.33"  # as in pyproject.toml
-GENERATING = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that it may have
-# Some of its models, for folders that do not name their head while mlx-lm is not installed.
-KNOWN = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral",
-         "mixtral", "phi", "phi3", "qwen2", "qwen3", "starcoder2")  # fmt: skip
 PREFILL = 512  # tokens of prompts in a pass
 POSITION_TABLES = ("wpe", "embed_positions")  # names of learned positions: GPT-2's, OPT's
 
@@ -199,15 +195,10 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
         find = utils._get_classes  # private, as nothing else of it is: a model_type's file
     except (ImportError, AttributeError) as error:
-        generates = any(name.endswith(GENERATING) for name in architectures(config))
-        if not generates and kind not in KNOWN:
-            raise ValueError(
-                f"this is a {kind} (model_type in config.json), which does not say that it is a "
-                "decoder-only model that generates text: choose one that does, or a T5"
-            ) from error
         raise ValueError(
-            f"a {kind} (model_type in config.json) needs mlx-lm, which cannot be imported "
-            f"({first_line(error)}): run pip install '{MLX_LM}'"
+            f"a {kind} (model_type in config.json) is not of the T5 family, and if it is a "
+            f"decoder-only model it needs mlx-lm, which cannot be imported ({first_line(error)}): "
+            f"run pip install '{MLX_LM}'"
         ) from error
     try:
         kind_of_model, settings = find(dict(config))
