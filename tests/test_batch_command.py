@@ -176,7 +176,7 @@ def test_standard_streams_may_be_closed(call: Call, here: Path) -> None:
     lost = call("batch", "in.txt", *options, closed="stdout")
     lost.check_error("the records were to go to standard output, which is closed")
     lost = call("batch", "-", *options, closed="stdin")
-    lost.check_error("the prompts were to come from standard input, which is closed")
+    lost.check_error("the input was to come from standard input, which is closed")
 
 
 def test_a_pipe_is_answered_in_order_as_it_comes(here: Path) -> None:

@@ -170,7 +170,7 @@ def test_what_another_run_left_is_refused(
 
 BAD: list[tuple[tuple[str, ...], str]] = [
     (("absent.txt",), "absent.txt"),
-    (("",), "the text must be the name of a file, or -, got ''"),
+    (("",), "the input must be the name of a file, or -, got ''"),
     (("in.txt", "--output", ""), "the output must be the name of a file, got ''"),
     (("in.txt", *PAGE, ""), "must be the name of a file, got ''"),
     (("empty.txt",), "empty.txt is empty"),

@@ -185,7 +185,7 @@ BAD_INPUT = {
     "batch ''": "the input must be the name of a file, or -, got ''",
     "batch in.txt in.txt": "in.txt",
     "batch absent.txt": "absent.txt: No such file or directory",
-    "batch weights": "weights is a folder, expected a file of prompts",
+    "batch weights": "weights is a folder, expected a file",
     "batch in.txt PAIR --output absent/out": "absent/out: No such file",
     "batch in.txt --output old": "old is not empty",
     "batch in.txt --output ''": "the output must be the name of a file, or -",

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from ..documents import Document, Piece, RewriteOptions, Rewritten, changes, lines
 from ..errors import count, decoded, option
 from ..files import LineFile, is_special, json_line, json_object, write_whole
+from ..tokenizers import open_input
 from . import terminal
 from .options import DecoderOptions, in_output, with_options
 from .terminal import note, one_line
@@ -86,11 +87,7 @@ def document(
         raise ValueError("--json prints to standard output, which is closed: leave it out")
     if output is None and sys.stdout is None:
         raise ValueError("the text was to go to standard output, which is closed: give an --output")
-    if source == "-" and sys.stdin is None:
-        raise ValueError("the text was to come from standard input, which is closed: give a file")
-    if not source:
-        raise ValueError("the text must be the name of a file, or -, got ''")
-    with open(0 if source == "-" else source, "rb", closefd=source != "-") as stream:
+    with open_input(source) as stream:
         for name in (output, page):
             if name is not None:
                 check_target(name, stream, force=files.force)

@@ -67,17 +67,17 @@ class Line:
 
 
 def open_input(name: str) -> BinaryIO:
-    """Open a file of prompts; "-" is standard input. Refuses folders, and closed input."""
+    """Open a file of text; "-" is standard input. Refuses folders, and closed input."""
     if name == "-":
         if sys.stdin is None:
             raise ValueError(
-                "the prompts were to come from standard input, which is closed: give a file"
+                "the input was to come from standard input, which is closed: give a file"
             )
         return open(0, "rb", closefd=False)
     if not name:
         raise ValueError("the input must be the name of a file, or -, got ''")
     if Path(name).is_dir():
-        raise ValueError(f"{name} is a folder, expected a file of prompts")
+        raise ValueError(f"{name} is a folder, expected a file")
     return open(name, "rb")
 
 
