@@ -188,7 +188,7 @@ def test_unlike_rows_are_seen(tiny_subject: Subject, monkeypatch: pytest.MonkeyP
     assert "slow in float32, float16, bfloat16" in found.reason
     assert "float32: steady mode takes one token a pass, and gains nothing" in found.notes
     assert found.details["bfloat16"]["unlike_rows"] == [5, 6]
-    assert "rows alike except in passes over 5-6" in found.notes[0]
+    assert "rows alike except in passes over 5, 6" in found.notes[0]
 
 
 @pytest.mark.parametrize("width", [6, 1])
@@ -258,8 +258,8 @@ def test_other_bits_than_single_tokens_fail_only_where_they_are_promised(
     for promised in (True, False):
         monkeypatch.setattr(arithmetic, "promises_equal_rows", lambda model, p=promised: p)
         found = arithmetic.rows(tiny_subject)
-        assert "with other bits than single tokens at 5-6" in found.notes[0]
-        assert ("passes over 5-6 tokens differ" in found.reason) == promised
+        assert "with other bits than single tokens at 5, 6" in found.notes[0]
+        assert ("passes over 5, 6 tokens differ" in found.reason) == promised
 
 
 def test_greedy_sees_a_draft_that_changes_outputs(

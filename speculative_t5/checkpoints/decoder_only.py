@@ -13,7 +13,7 @@ import mlx.nn as nn
 from ..decoding import Vocabulary
 from ..device import default_dtype
 from ..errors import first_line, shown
-from ..models import MAX_LAYERS, MAX_SIZE, DecoderOnlyModel, build, wrong
+from ..models import MAX_LAYERS, MAX_SIZE, DecoderOnlyModel, build, refuse_quantized, wrong
 from ..tokenizers import DecoderOnlyTokenizer
 from .model_folder import GENERATION_CONFIG, ModelFolder
 from .tensors import StoredTensor, as_mlx, check_shapes, dtype_name, module_shapes, parameters_of
@@ -120,8 +120,8 @@ def _about(folder: Path) -> Iterator[None]:
 def read_config(folder: ModelFolder) -> dict[str, Any]:
     """Check config.json; generation_config.json's `eos_token_id`, if any, replaces its own."""
     config = dict(folder.config)
-    _check_quantization(folder.path, config)
     with _about(folder.path):
+        _check_quantization(config)
         for part in _parts(config):
             for group in (part, *_rotations(part)):
                 _check_numbers(group)
@@ -182,20 +182,13 @@ def _rotations(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from (each for each in rope.values() if isinstance(each, Mapping))
 
 
-def _check_quantization(folder: Path, config: Mapping[str, Any]) -> None:
-    ours, other = config.get("quantization"), config.get("quantization_config")
-    if ours:
+def _check_quantization(config: Mapping[str, Any]) -> None:
+    if ours := config.get("quantization"):  # mlx-lm writes it under both names
         sizes = ours if isinstance(ours, dict) else {}
         if not all(type(n := sizes.get(key)) is int and n > 0 for key in ("bits", "group_size")):
-            error = wrong("quantization", ours, "an object with bits and group_size")
-            raise ValueError(f"{folder}: {error}")
-    elif other:  # mlx-lm writes its own under both names
-        method = other.get("quant_method") if isinstance(other, dict) else None
-        raise ValueError(
-            f"the weights in {folder} are quantized by {method or 'another program'} "
-            "(quantization_config in config.json): use the original, or one that mlx-lm has "
-            "converted"
-        )
+            raise wrong("quantization", ours, "an object with bits and group_size")
+    else:
+        refuse_quantized(config, "use the original, or one that mlx-lm has converted")
 
 
 def _check_numbers(group: Mapping[str, Any]) -> None:

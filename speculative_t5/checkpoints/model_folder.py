@@ -157,7 +157,6 @@ class ModelFolder:
                 raise ValueError(
                     f"{shard.name}, named by {path}, is missing: download it to that folder"
                 )
-        for shard in shards:
             refuse_pointer(shard)
         return shards
 

@@ -264,11 +264,4 @@ def _same_bits(a: mx.array, b: mx.array) -> bool:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as ranges, such as 2, 4-9."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+    return ", ".join(map(str, numbers))

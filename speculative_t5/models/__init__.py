@@ -14,6 +14,7 @@ from .config import (
     T5Config,
     is_decoder_only,
     read_size,
+    refuse_quantized,
     wrong,
 )
 from .decoder_only import DecoderOnlyModel, build

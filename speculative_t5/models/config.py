@@ -66,6 +66,16 @@ def wrong(name: str, value: object, expected: str) -> ValueError:
     return ValueError(f"{name} in config.json is {shown(value)}, expected {expected}")
 
 
+def refuse_quantized(config: Mapping[str, Any], advice: str) -> None:
+    """Refuse a config.json of weights that another program has quantized."""
+    if found := config.get("quantization_config"):
+        method = found.get("quant_method") if isinstance(found, dict) else None
+        raise ValueError(
+            f"its weights are quantized by {method or 'another program'} "
+            f"(quantization_config in config.json): {advice}"
+        )
+
+
 def read_flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
     """Read a config.json's `name`, true or false; `default` if it is missing or null."""
     value = raw.get(name)
@@ -244,12 +254,7 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
             f"{', '.join(MODEL_TYPES)}, or a decoder-only model that generates text"
         )
     check_architectures(raw, ARCHITECTURES)
-    if quantized := raw.get("quantization_config"):
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-        raise ValueError(
-            f"its weights are quantized by {method or 'another program'} "
-            "(quantization_config in config.json): convert the original, with --quantize"
-        )
+    refuse_quantized(raw, "convert the original, with --quantize")
 
 
 def _quantization(raw: Mapping[str, Any]) -> Quantization | None:
