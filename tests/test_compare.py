@@ -7,9 +7,7 @@ import random
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import Mock
+from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.cpu import accelerate
@@ -258,49 +256,6 @@ def test_workers_take_turns_are_reported_and_left_out_when_they_fail(
     assert list(figures) == [PLAIN, SPECULATIVE]
     speeds = [speed for program in figures.values() for speed in program.speeds]
     assert len(speeds) == 2 * 2 and min(speeds) > 1  # tokens over seconds, not the reverse
-
-
-def test_settings_of_ctranslate2_that_fail_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {"1": 3.0, "1 CT2_USE_MKL": 2.0, "8": 1.0, "8 CT2_USE_MKL": 4.0}
-    closed: list[str] = []
-
-    def started(name: str, spec: dict[str, Any], **environment: str) -> Any:
-        setting = " ".join([str(spec["threads"]), *environment])
-        if setting == "1":
-            raise workers.Lost(f"no {setting}")
-        ask = Mock(side_effect=lambda *_: ([], seconds[setting]))
-        if setting in lost:
-            ask.side_effect = workers.Lost(f"lost {setting}")
-        return SimpleNamespace(
-            about={"device": "cpu"}, setting=setting, ask=ask, close=lambda: closed.append(setting)
-        )
-
-    monkeypatch.setattr(workers, "Worker", started)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    lost = ["8"]
-    best: Any = workers.start_fastest("ctranslate2", {}, PROMPTS[:1], MAX_TOKENS)
-    assert best.setting == "1 CT2_USE_MKL" and closed == ["8 CT2_USE_MKL"]
-    lost = [*seconds]
-    with pytest.raises(workers.Lost, match="lost 8 CT2_USE_MKL"):
-        workers.start_fastest("ctranslate2", {}, PROMPTS[:1], MAX_TOKENS)
-
-
-def test_a_checkpoint_that_cannot_be_converted_is_no_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "compare.py"
-    script.write_text("import sys\nraise OSError(*sys.argv[1:])")
-    monkeypatch.setattr(workers, "COMPARE", script)
-    found = workers.convert(Path("none"), Path("new"))
-    assert found == "its checkpoint cannot be written: OSError: [Errno convert] none: 'new'"
-
-
-def test_outputs_of_another_length_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
-    started = workers.Workers()
-    started[PLAIN] = cast(Any, SimpleNamespace(ask=lambda *_: ([3], 1.0), about={}))
-    with pytest.raises(SystemExit):
-        measuring.compare("", started, PROMPTS[:2], 2, 1, exact_length=True)
-    assert "it gave outputs of other than 2 tokens" in capfd.readouterr().err
 
 
 def test_other_outputs_are_tolerated_by_type() -> None:

@@ -89,15 +89,6 @@ def test_the_script_prints_what_it_would_run_and_refuses_a_cpu(
     assert not page.exists()
 
 
-def test_what_is_worth_most_comes_first() -> None:
-    names = [step.name for step in gpu.all_steps(gpu.SHAPES)]
-    assert len({*names}) == len(names)
-    assert names[:4] == ["machine", "doctor", "tests", "pair"]
-    synthetic = [name for name in names if re.search(r"\d$", name) and "pair" not in name]
-    assert [name[-3:] for name in synthetic] == ["0.8"] * 8 + ["0.6"] * 8 + ["0.9"] * 8
-    assert {step.name.partition("-")[0] for step in ALL[1:]} == {"machine", *gpu_tables.BODIES}
-
-
 def python(name: str, code: str, limit: int = 60, results: Sequence[int] = (0,)) -> Step:
     return Step(name, ("python", "-c", code), limit, {"GIVEN": "given"}, results)
 
@@ -125,23 +116,6 @@ def test_a_step_that_fails_or_takes_too_long_costs_only_itself(
     shown = capsys.readouterr().out
     assert shown.count("done before") == 1, "the machine, failures and other commands run again"
     assert again[-1].text(tmp_path) == "2"
-
-
-@pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
-def test_a_group_that_cannot_be_killed_is_gone(
-    error: type[OSError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kill = os.killpg
-
-    def killpg(group: int, number: int) -> None:
-        kill(group, number)
-        raise error
-
-    monkeypatch.setattr(os, "killpg", killpg)
-    steps = [python("good", "print(1)"), python("slow", "import time; time.sleep(600)", 1)]
-    assert [*gpu.run_all(steps, tmp_path)] == steps
-    assert steps[0].is_done(tmp_path)
-    assert gpu_tables.outcome(steps[1], tmp_path).startswith("stopped after ")
 
 
 def a_report(name: str, speed: float) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import lzma
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 from speculative_t5 import load
 from speculative_t5.checkpoints import convert
@@ -21,7 +20,7 @@ import train_causal
 import train_correct
 from conftest import REPOSITORY, edit_json, write_checkpoint
 from families import TEXT
-from further_training import Run, mix, start, train_further, with_bytes
+from further_training import Run, start, train_further
 from mlx.utils import tree_flatten
 from train_causal import END, HELD_OUT_FILE
 from train_correct import Example
@@ -122,18 +121,6 @@ def test_unusable_text_and_output_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
 
 
-def test_failure_leaves_the_old_pair(
-    tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = tmp_path / "pair" / "target" / "config.json"
-    old.parent.mkdir(parents=True)
-    old.write_text("{}")
-    monkeypatch.setattr(train_causal, "train", Mock(side_effect=[0.0, OSError("no more")]))
-    with pytest.raises(OSError, match="no more"):
-        train_causal.train_pair(texts, tmp_path / "pair", 1, seed=0)
-    assert old.read_text() == "{}" and [*old.parent.iterdir()] == [old]
-
-
 SHAPE = {
     "vocab_size": 128, "d_model": 16, "d_kv": 4, "num_heads": 4, "d_ff": 32, "num_layers": 2,
     "num_decoder_layers": 2, "feed_forward_proj": "relu", "tie_word_embeddings": True,
@@ -193,19 +180,6 @@ def test_rows_of_new_pieces_follow_the_present_ones(converted: Path) -> None:
     assert after[120:].std() < before[3:120].std()
 
 
-def test_bytes_are_added_once(spiece: bytes) -> None:
-    assert with_bytes(with_bytes(spiece)) == with_bytes(spiece) != spiece
-
-
-def test_rate_is_constant_then_falls_to_zero(converted: Path) -> None:
-    run = make_run(start(converted, 120), minutes=10)
-    run.step = 1000
-    seconds = [0, 300, 450, 525, 600, 700]
-    assert [run.rate_at(s) for s in seconds] == pytest.approx([0.01, 0.01, 0.01, 0.005, 0, 0])
-    run.step = 9
-    assert run.rate_at(0) == pytest.approx(0.001)
-
-
 def test_a_run_ends_by_the_clock_and_resumes(
     converted: Path, tmp_path: Path, clock: None, capsys: Any
 ) -> None:
@@ -256,49 +230,3 @@ def test_a_model_learns_what_its_teacher_says(converted: Path, tmp_path: Path, c
     before = run._loss(*batch).item()
     run.train(examples, {}, tmp_path / "model.pt", every=1, batch=16)
     assert 0 < run._loss(*batch).item() < before / 2
-
-
-@pytest.mark.parametrize("taught", [False, True])
-def test_caution_asks_the_teacher_or_the_weights_before(
-    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taught: bool
-) -> None:
-    asked: list[Any] = []
-
-    def caution(model: Any, *_: Any, **__: Any) -> Any:
-        asked.append(model.get_input_embeddings().weight[5, 0].item())
-        return lambda ids, mask, labels: labels
-
-    monkeypatch.setattr(further_training, "HELD_OUT", 2)
-    monkeypatch.setattr(train_correct, "POOL", 64)
-    monkeypatch.setattr(further_training, "Caution", caution)
-    teacher = start(converted, 500)  # of the size that the vocabulary grows to
-    own = teacher.get_input_embeddings().weight[5, 0].item()
-    with torch.no_grad():
-        teacher.get_input_embeddings().weight[5, 0] = own + 1
-    teacher.save_pretrained(tmp_path / "teacher")
-    train_further(
-        write_pairs(tmp_path), tmp_path / "work", converted,
-        minutes=1e-4, rate=1e-3, every=1, tokens=200, autocast=False, caution=0.5,
-        teacher=tmp_path / "teacher" if taught else None,
-    )  # fmt: skip
-    assert asked == pytest.approx([own + taught])
-
-
-def test_a_cautious_run_learns_other_targets(converted: Path, tmp_path: Path, clock: None) -> None:
-    run = make_run(start(converted, 120), minutes=0.4)
-    ids, mask, other = torch.tensor([EXAMPLE[0]]), torch.ones(1, 4), torch.tensor([[11, 12, 1]])
-    run.caution = lambda ids, *_: other.repeat(len(ids), 1)  # type: ignore[assignment]
-    before = run._loss(ids, mask, other).item()
-    run.train(examples, {}, tmp_path / "model.pt", every=1, batch=16)
-    assert run._loss(ids, mask, other).item() < before / 2
-
-
-def test_a_result_may_keep_a_share_of_the_weights_before(converted: Path) -> None:
-    model, before = start(converted, 120), start(converted, 120)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += 1.0
-    trained = [weight.detach().clone() for weight in model.parameters()]
-    mix(model, before, 0.3)
-    for weight, first, last in zip(model.parameters(), before.parameters(), trained, strict=True):
-        assert torch.allclose(weight, 0.3 * first + 0.7 * last, atol=1e-5)
