@@ -16,7 +16,7 @@ from speculative_t5.distill import run as stages_of_run
 import mlx.core as mx
 import pytest
 from checkpoints import write_causal
-from commands import Call, in_a_shell, on_a_terminal
+from commands import Call, on_a_terminal
 from conftest import REPOSITORY, tiny_model
 from messages import check_message
 
@@ -254,17 +254,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(inputs: Path, call: Call, prom
     cache = inputs / "cache"  # matplotlib's
     left = {path for path in inputs.rglob("*") if cache not in (path, *path.parents)} - before
     assert left <= {inputs / "stdin"}
-
-
-def test_a_full_disk_is_one_line_and_leaves_nothing_that_loads(place: Path, prompts: Path) -> None:
-    """The limit on files' sizes stands for the disk: states and weights do not fit."""
-    command = f"distill --model target --data {prompts} {' '.join(SHORT)} --output full"
-    done = in_a_shell(place, f"ulimit -f 40; $P {command}")
-    assert done.returncode == 1, done.stderr
-    error = done.stderr.decode().splitlines()[-1]
-    assert error.startswith("error: ")
-    check_message(error.removeprefix("error: "))
-    assert not (place / "full").exists()
 
 
 def test_a_terminal_shows_a_bar_for_each_stage(call: Call, place: Path, prompts: Path) -> None:

@@ -1,7 +1,5 @@
 """Prompts become examples, and examples labels; a run that was killed labels the same bytes."""
 
-import errno
-import itertools
 import json
 import os
 import re
@@ -264,26 +262,6 @@ def test_other_files_are_left_alone(tmp_path: Path, whole: bytes) -> None:
         with refused(found):
             run(path)
         assert path.read_bytes() == content
-
-
-def test_a_full_disk_leaves_whole_chunks(
-    tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, write, calls = tmp_path / "labels.jsonl", os.write, itertools.count(1)
-
-    def full(file: int, data: Any) -> int:
-        if (call := next(calls)) > 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(file, data[:10] if call == 3 else data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
-        with pytest.raises(OSError, match="No space left on device: .*labels.jsonl"):
-            run(path, temperature=1.0, seed=5)
-    kept = path.read_bytes()
-    assert whole.startswith(kept) and kept.count(b"\n") == CHUNK * 2
-    run(path, temperature=1.0, seed=5)
-    assert path.read_bytes() == whole
 
 
 def test_labelling_stops_when_there_are_enough(tmp_path: Path, whole: bytes) -> None:

@@ -1,6 +1,5 @@
 """Losses against formulas, agreement against real decoding, and what is said of a draft."""
 
-import json
 import random
 from dataclasses import replace
 from functools import cache
@@ -271,10 +270,3 @@ def cells(text: str) -> list[list[str]]:
     """The rows of tables."""
     rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows]
-
-
-def test_a_judgement_is_stored_whole() -> None:
-    found = judgement(1.5, 1.6, previous="old", previous_speeds=speeds(1.1, 1.2))
-    stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert stored["best"] == 1 and stored["pays"] is True
-    assert stored["speeds"][0]["tokens_per_second"] == 150 and stored["previous"] == "old"
