@@ -30,7 +30,6 @@ from speculative_t5.models import T5, DecoderOnlyModel, T5Config, build
 import mlx.core as mx
 import pytest
 from checkpoints import refused
-from commands import on_a_terminal
 from conftest import GREEDY as GROUPS
 from conftest import KINDS, REPOSITORY, tiny, tiny_draft, tiny_model
 from mlx.utils import tree_flatten
@@ -162,16 +161,6 @@ def test_processes_are_timed_until_their_first_byte(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sys.executable", "false")
     with pytest.raises(RuntimeError, match="gave no text .exit code 1."):
         first_token_seconds([])
-
-
-def test_a_terminal_shows_progress_before_anything_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    command = ("-m", "speculative_t5", "bench", "--model", "nowhere")
-    shown = on_a_terminal(tmp_path, *command, code=2).split("\r")
-    assert shown[1].startswith("loading:   0%") and "0/7" in shown[1]
-    assert shown[-1].startswith("error: no model on this machine is named 'nowhere'")
 
 
 def test_options_are_checked_before_anything_is_measured() -> None:
