@@ -30,7 +30,7 @@ def versions(subject: Subject) -> Finding:
         lm = version("mlx-lm")
     details: dict[str, Any] = {
         "speculative_t5": __version__, "mlx": mlx, "mlx-lm": lm,
-        "python": platform.python_version(), "system": system(), "chip": machine.chip(),
+        "python": platform.python_version(), "system": platform.platform(), "chip": machine.chip(),
         "machine": platform.machine(), "parts": parts,
     }  # fmt: skip
     reason = (
@@ -43,16 +43,6 @@ def versions(subject: Subject) -> Finding:
         fault = f"MLX {mlx} may run functions of models that are gone: install {least} or newer"
     notes = [f"{part}: {state}" for part, state in parts.items()]
     return Finding.of("versions", fault, reason, details, notes)
-
-
-def system() -> str:
-    """Return the operating system and its version."""
-    if mac := platform.mac_ver()[0]:
-        return f"macOS {mac}"
-    try:
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    except OSError:  # not a Linux, or one without that file
-        return f"{platform.system()} {platform.release()}"
 
 
 def device(subject: Subject) -> Finding:
