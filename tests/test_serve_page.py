@@ -1,18 +1,16 @@
-"""The page of the server: what it is made of, and, in a browser, what it does."""
+"""The page of the server: what it is made of, and, in a browser, what it does.
+
+The browser is Chromium or Chrome, and Playwright drives it (pip install playwright).
+"""
 
 import asyncio
 import base64
 import hashlib
-import json
 import operator
-import os
 import re
-import select
 import shutil
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
 from speculative_t5.decoding import FinishReason
@@ -27,9 +25,9 @@ from serving import PATIENCE, FakeCall, FakeService, Served, is_there, serving, 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 SECONDS = 60  # for anything that is waited for
-KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "Space": 32}
-CTRL = 2
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
+needs_browser = pytest.mark.skipif(
+    BROWSER is None or find_spec("playwright") is None, reason="needs Chromium, and playwright"
+)
 Colour = tuple[float, ...]
 ENOUGH = 4.5  # the contrast of text that WCAG 2 asks for
 
@@ -96,117 +94,29 @@ def test_fields_have_labels_and_nothing_is_inline() -> None:
     )
 
 
-class Browser:
-    """A tab of Chromium, which takes commands from a pipe.
-
-    `console` has what the page has logged, errors and violated policies included.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        assert BROWSER is not None
-        reads, self._out = os.pipe()
-        self._in, writes = os.pipe()
-        self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "bash", BROWSER, "--headless",
-             "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run",
-             f"--user-data-dir={folder}/home", "--window-size=900,900", "about:blank"],
-            pass_fds=(reads, writes), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(reads)
-        os.close(writes)
-        self._unread = b""
-        self._sent = 0
-        self._session: str | None = None
-        self.console: list[str] = []
-        pages = self.call("Target.getTargets")["targetInfos"]
-        target = next(page["targetId"] for page in pages if page["type"] == "page")
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.call(f"{domain}.enable")
-
-    def close(self) -> None:
-        self._session = None
-        self.call("Browser.close")
-        self._process.wait(SECONDS)
-        os.close(self._in)
-        os.close(self._out)
-
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command, and return its result."""
-        self._sent += 1
-        number = self._sent
-        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        while True:
-            found = self._receive()
-            if found.get("id") == number:
-                assert "error" not in found, f"{method}: {found['error']}"
-                result: dict[str, Any] = found["result"]
-                return result
-
-    def _receive(self) -> dict[str, Any]:
-        """Return the next message, and keep what it says of the console."""
-        while b"\0" not in self._unread:
-            assert select.select([self._in], [], [], SECONDS)[0], "the browser does not answer"
-            more = os.read(self._in, 2**20)
-            assert more, f"the browser has ended with {self._process.wait(SECONDS)}"
-            self._unread += more
-        line, _, self._unread = self._unread.partition(b"\0")
-        found: dict[str, Any] = json.loads(line)
-        match found.get("method"):
-            case "Runtime.exceptionThrown":
-                self.console.append(json.dumps(found["params"]["exceptionDetails"]))
-            case "Runtime.consoleAPICalled":
-                self.console.append(json.dumps(found["params"]["args"]))
-            case "Log.entryAdded" if found["params"]["entry"]["level"] in ("warning", "error"):
-                self.console.append(found["params"]["entry"]["text"])
-        return found
-
-    def open(self, address: str, *, dark: bool = False) -> None:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=address)
-        self.wait(f"location.href == {json.dumps(address)} && document.readyState == 'complete'")
-
-    def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression in JavaScript, of a promise the one it resolves to."""
-        found = self.call(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
-
-    def wait(self, expression: str) -> None:
-        """Wait until an expression is true; it is looked at as each frame is drawn."""
-        until = time.monotonic() + SECONDS
-        while not self.evaluate(expression):
-            assert time.monotonic() < until, f"{expression} stays false: {self.console}"
-            self.evaluate("new Promise(done => setTimeout(done, 10))")
-
-    def press(self, key: str, modifiers: int = 0) -> None:
-        """Press and release a key."""
-        text = {"Enter": "\r", "Space": " "}.get(key, "") if not modifiers else ""
-        named = {
-            "key": " " if key == "Space" else key, "code": key,
-            "windowsVirtualKeyCode": KEYS[key], "modifiers": modifiers,
-        }  # fmt: skip
-        down = {"type": "keyDown", "text": text} if text else {"type": "rawKeyDown"}
-        self.call("Input.dispatchKeyEvent", **down, **named)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **named)
-
-    def write(self, text: str) -> None:
-        """Put a text in where the focus is."""
-        self.call("Input.insertText", text=text)
-
-
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    made = Browser(tmp_path_factory.mktemp("browser"))
-    yield made
-    made.close()
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """A tab."""
+    with chromium.new_page() as made:
+        made.set_default_timeout(1000 * SECONDS)
+        yield made
+
+
+@pytest.fixture
+def logged(page: Any) -> list[str]:
+    """What the page logs, its errors and violated policies included."""
+    found: list[str] = []
+    page.on("console", lambda message: found.append(message.text))
+    page.on("pageerror", lambda error: found.append(str(error)))
+    return found
 
 
 # Pieces of rounds, text beyond theirs, and tokens drafted, accepted and emitted.
@@ -263,36 +173,40 @@ def server() -> Iterator[Served]:
         yield made
 
 
-def text(browser: Browser, id: str) -> str:
-    return str(browser.evaluate(f"by('{id}').textContent"))  # `by` is the page's own
+def text(page: Any, id: str) -> str:
+    return str(page.text_content(f"#{id}"))
 
 
-def open_page(browser: Browser, server: Served, *, dark: bool = False) -> None:
-    browser.console.clear()
-    browser.open(f"{server.url}/", dark=dark)
-    browser.wait("by('model').textContent")
+def open_page(page: Any, server: Served) -> None:
+    page.goto(f"{server.url}/")
+    page.wait_for_selector("#model:not(:empty)")
 
 
-def type_and_generate(browser: Browser, prompt: str) -> None:
-    browser.evaluate("by('prompt').focus(), by('prompt').select()")
-    browser.write(prompt)
-    browser.press("Enter", CTRL)
+def type_and_generate(page: Any, prompt: str) -> None:
+    page.fill("#prompt", prompt)
+    page.press("#prompt", "Control+Enter")
 
 
-def wait_for(browser: Browser, id: str, beginning: str) -> None:
-    browser.wait(f"by('{id}').textContent.startsWith('{beginning}')")
+def wait_for(page: Any, id: str, beginning: str) -> None:
+    from playwright.sync_api import expect
+
+    text = re.compile(f"^{re.escape(beginning)}")
+    expect(page.locator(f"#{id}")).to_have_text(text, timeout=1000 * SECONDS)
 
 
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_output_arrives_shaded_by_origin(browser: Browser, server: Served, dark: bool) -> None:
-    open_page(browser, server, dark=dark)
-    type_and_generate(browser, "He are here")
-    wait_for(browser, "status", "Done: 8 tokens.")
+def test_output_arrives_shaded_by_origin(
+    page: Any, logged: list[str], server: Served, dark: bool
+) -> None:
+    page.emulate_media(color_scheme="dark" if dark else "light")
+    open_page(page, server)
+    type_and_generate(page, "He are here")
+    wait_for(page, "status", "Done: 8 tokens")
     (call,) = server.service.calls
     assert (call.prompts, call.options) == (["He are here"], GenerationOptions())
-    assert text(browser, "output") == TEXT
-    shown = browser.evaluate(
+    assert text(page, "output") == TEXT
+    shown = page.evaluate(
         "[...by('output').children].map(e => {"
         "const style = getComputedStyle(e);"
         "return [e.tagName, e.textContent, e.className, e.title, style.backgroundColor,"
@@ -306,134 +220,137 @@ def test_output_arrives_shaded_by_origin(browser: Browser, server: Served, dark:
     assert shown[2][3] == "pass 1: recovered" and shown[-1][3] == "pass 3: accepted"
     assert len({span[4] for span in shown}) == 3
     assert shown[0][5] == "rgb({}, {}, {})".format(*palette(dark=dark)["page"])
-    assert [text(browser, id) for id in ("acceptance", "per_pass", "speed")] == [
+    assert [text(page, id) for id in ("acceptance", "per_pass", "speed")] == [
         "63 %", "2.67", "11",
     ]  # fmt: skip
-    assert not browser.console
+    assert not logged
 
 
 @needs_browser
-def test_events_are_read_wherever_the_stream_is_cut(browser: Browser, server: Served) -> None:
-    open_page(browser, server)
+def test_events_are_read_wherever_the_stream_is_cut(page: Any, server: Served) -> None:
+    open_page(page, server)
     stream = 'data: {"text": "\u2603"}\n\n: ping\n\ndata:[DONE]\n\n'
-    found = browser.evaluate(
-        f"(async bytes => {{ const found = [], body = new ReadableStream({{ start(to) {{"
-        "for (const byte of bytes) to.enqueue(Uint8Array.of(byte)); to.close(); } });"
+    found = page.evaluate(
+        "async stream => { const found = [], body = new ReadableStream({ start(to) {"
+        "for (const byte of new TextEncoder().encode(stream)) to.enqueue(Uint8Array.of(byte));"
+        "to.close(); } });"
         "for await (const data of events(new Response(body))) found.push(data);"
-        f"return found }})(new TextEncoder().encode({json.dumps(stream)}))"
+        "return found }",
+        stream,
     )
     assert found == ['{"text": "\u2603"}', "[DONE]"]
 
 
 @needs_browser
-def test_runs_of_both_kinds_are_kept_and_compared(browser: Browser, server: Served) -> None:
-    open_page(browser, server)
-    type_and_generate(browser, "He are here")
-    wait_for(browser, "status", "Done")
-    assert text(browser, "comparison") == ""
-    browser.evaluate("by('speculative').focus()")
-    browser.press("Space")
-    browser.evaluate("by('generate').focus()")
-    browser.press("Enter")
-    wait_for(browser, "status", "Done: 3 tokens")
+def test_runs_of_both_kinds_are_kept_and_compared(
+    page: Any, logged: list[str], server: Served
+) -> None:
+    open_page(page, server)
+    type_and_generate(page, "He are here")
+    wait_for(page, "status", "Done")
+    assert text(page, "comparison") == ""
+    page.press("#speculative", "Space")
+    page.press("#generate", "Enter")
+    wait_for(page, "status", "Done: 3 tokens")
     assert server.service.calls[1].options == GenerationOptions(speculative=False)
-    rows = browser.evaluate(
+    rows = page.evaluate(
         "[...document.querySelectorAll('#runs tr')].map(r => [...r.cells].map(c => c.textContent))"
     )
     assert rows == [
         ["speculative", "8", "3", "2.67", "63 %", "0.750", "11"],
         ["plain", "3", "3", "1.00", "\u2013", "0.750", "4"],
     ]
-    assert text(browser, "comparison") == (
+    assert text(page, "comparison") == (
         "Speculative decoding was 2.7 times as fast; the outputs are the same."
     )
-    assert text(browser, "output") == TEXT
-    type_and_generate(browser, "Another text")
-    wait_for(browser, "comparison", "The two runs had different texts")
-    assert not browser.console
+    assert text(page, "output") == TEXT
+    type_and_generate(page, "Another text")
+    wait_for(page, "comparison", "The two runs had different texts")
+    assert not logged
 
 
 @needs_browser
 @pytest.mark.parametrize("way", ["Escape", "stop"])
-def test_stopping_closes_the_connection(browser: Browser, server: Served, way: str) -> None:
-    open_page(browser, server)
-    browser.write("wait")
-    browser.evaluate("by('generate').focus(), by('generate').click()")
-    browser.wait("by('output').textContent == 'He <b>is</b> &'")
+def test_stopping_closes_the_connection(
+    page: Any, logged: list[str], server: Served, way: str
+) -> None:
+    open_page(page, server)
+    page.fill("#prompt", "wait")
+    page.click("#generate")
+    wait_for(page, "output", "He <b>is</b> &")
     call = server.service.last_call()
     assert call.stalled.is_set() and not call.cancelled.is_set()
-    assert browser.evaluate("document.activeElement.id") == "stop"
-    assert browser.evaluate("by('output').getAttribute('aria-busy')") == "true"
-    browser.press("Enter", CTRL)  # one run at a time
+    assert page.evaluate("document.activeElement.id") == "stop"
+    assert page.get_attribute("#output", "aria-busy") == "true"
+    page.keyboard.press("Control+Enter")  # one run at a time
     if way == "Escape":
-        browser.press("Escape")
+        page.keyboard.press("Escape")
     else:
-        browser.evaluate("by('stop').focus(), by('stop').click()")
-    wait_for(browser, "status", "Stopped.")
+        page.click("#stop")
+    wait_for(page, "status", "Stopped")
     assert call.cancelled.wait(PATIENCE) and server.service.calls == [call]
-    assert browser.evaluate("document.activeElement.id") == "generate"
-    assert text(browser, "runs") == text(browser, "error") == "" and not browser.console
-    type_and_generate(browser, "He are here")
-    wait_for(browser, "status", "Done")
+    assert page.evaluate("document.activeElement.id") == "generate"
+    assert text(page, "runs") == text(page, "error") == "" and not logged
+    type_and_generate(page, "He are here")
+    wait_for(page, "status", "Done")
 
 
 @needs_browser
-def test_tab_reaches_everything(browser: Browser) -> None:
+def test_tab_reaches_everything(page: Any) -> None:
     with serving(PageService(), model="correct-base") as server:
-        open_page(browser, server)
-    assert browser.evaluate("by('prompt').value").startswith("my sister")
+        open_page(page, server)
+    assert page.input_value("#prompt").startswith("my sister")
     found = []
     for _ in range(7):
-        found.append(browser.evaluate("document.activeElement.id || document.activeElement.role"))
-        browser.press("Tab")
+        found.append(page.evaluate("document.activeElement.id || document.activeElement.role"))
+        page.keyboard.press("Tab")
     expected = ["prompt", "max_tokens", "temperature", "speculative", "generate", "output"]
     assert found == [*expected, "region"]
 
 
 @needs_browser
-def test_errors_are_the_servers_one_line(browser: Browser, server: Served) -> None:
-    open_page(browser, server)
-    type_and_generate(browser, "refuse")
-    wait_for(browser, "error", REFUSAL)
-    type_and_generate(browser, "fail")
-    wait_for(browser, "error", FAILURE)
-    assert text(browser, "output") == "He <b>is</b> &"
-    type_and_generate(browser, "break")
-    wait_for(browser, "error", "the output broke off: generate it again")
+def test_errors_are_the_servers_one_line(page: Any, server: Served) -> None:
+    open_page(page, server)
+    type_and_generate(page, "refuse")
+    wait_for(page, "error", REFUSAL)
+    type_and_generate(page, "fail")
+    wait_for(page, "error", FAILURE)
+    assert text(page, "output") == "He <b>is</b> &"
+    type_and_generate(page, "break")
+    wait_for(page, "error", "the output broke off: generate it again")
     server.server.should_exit = True
     server.service.let_go()
     wait_until(lambda: not is_there(server.client))
-    type_and_generate(browser, "He are here")
-    wait_for(browser, "error", "no usable answer (Failed to fetch): check that the server")
-    assert text(browser, "runs") == text(browser, "status") == ""
+    type_and_generate(page, "He are here")
+    wait_for(page, "error", "no usable answer (Failed to fetch): check that the server")
+    assert text(page, "runs") == text(page, "status") == ""
 
 
 @needs_browser
-def test_options_out_of_range_are_not_sent(browser: Browser, server: Served) -> None:
-    open_page(browser, server)
-    browser.write("He are here")
-    browser.evaluate("by('max_tokens').value = '0'")
-    browser.press("Enter", CTRL)
-    assert browser.evaluate("document.activeElement.id") == "max_tokens"
-    browser.evaluate("by('max_tokens').value = '7', by('temperature').value = '0.5'")
-    browser.press("Enter", CTRL)
-    wait_for(browser, "status", "Done")
+def test_options_out_of_range_are_not_sent(page: Any, server: Served) -> None:
+    open_page(page, server)
+    page.fill("#max_tokens", "0")
+    type_and_generate(page, "He are here")
+    assert page.evaluate("document.activeElement.id") == "max_tokens"
+    page.fill("#max_tokens", "7")
+    page.fill("#temperature", "0.5")
+    page.keyboard.press("Control+Enter")
+    wait_for(page, "status", "Done")
     (call,) = server.service.calls
     assert (call.options.max_tokens, call.options.temperature) == (7, 0.5)
 
 
 @needs_browser
-def test_a_key_is_asked_for_where_the_server_wants_one(browser: Browser) -> None:
+def test_a_key_is_asked_for_where_the_server_wants_one(page: Any) -> None:
     with serving(PageService(), model="some-model", api_keys=["abc"]) as server:
-        browser.console.clear()
-        browser.open(f"{server.url}/")
-        wait_for(browser, "error", "the API key is missing")
-        browser.wait("document.activeElement.id == 'key'")
-        browser.write("abc")
-        browser.evaluate("by('prompt').value = 'He are here'")
-        browser.press("Enter")
-        wait_for(browser, "status", "Done")
-        browser.wait("by('model').textContent == 'some-model'")
-    assert text(browser, "error") == ""
-    kept = browser.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
+        page.goto(f"{server.url}/")
+        wait_for(page, "error", "the API key is missing")
+        page.wait_for_selector("#key:focus")
+        page.fill("#prompt", "He are here")
+        page.fill("#key", "abc")
+        page.press("#key", "Enter")
+        wait_for(page, "status", "Done")
+        wait_for(page, "model", "some-model")
+    assert text(page, "error") == ""
+    kept = page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
     assert kept == [0, 0, ""]
