@@ -1,18 +1,12 @@
 """Runs commands in this process, and on a terminal: each new process imports for a second."""
 
-import fcntl
 import io
 import json
 import os
-import pty
-import select
 import shlex
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +15,7 @@ from typing import Any
 
 from speculative_t5.cli import convert_main, main, terminal
 
+import pexpect
 import pytest
 from conftest import REPOSITORY
 from messages import check_message
@@ -111,49 +106,26 @@ class Terminal:
     """A terminal of 100 columns, on which Python runs a command."""
 
     def __init__(self, folder: Path, *command: str) -> None:
-        self.screen, self.end = pty.openpty()
-        fcntl.ioctl(self.end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
         bare = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-        self.process = subprocess.Popen(
-            [sys.executable, *command], cwd=folder, env=bare | PATHS | {"TERM": "xterm-256color"},
-            stdin=self.end, stdout=self.end, stderr=self.end, start_new_session=True,
-            preexec_fn=heed_ctrl_c,
+        self.process = pexpect.spawn(
+            sys.executable, [*command], cwd=folder, env=bare | PATHS | {"TERM": "xterm-256color"},
+            dimensions=(40, 100), timeout=120, preexec_fn=heed_ctrl_c,
         )  # fmt: skip
-        self.unread, self.until = b"", time.monotonic() + 120
-
-    def read(self, seconds: float) -> bool:
-        """Read what is there, or comes in these seconds."""
-        assert time.monotonic() < self.until, self.unread
-        if not select.select([self.screen], [], [], seconds)[0]:
-            return False
-        self.unread += os.read(self.screen, 10_000)
-        return True
 
     def type(self, keys: str, *answers: str) -> str:
         """Type, and return what is shown until these texts have come."""
-        os.write(self.screen, keys.encode())
+        self.process.send(keys)
         shown = b""
         for answer in answers:
-            while answer.encode() not in self.unread:
-                self.read(1.0)
-            before, _, self.unread = self.unread.partition(answer.encode())
-            shown += before
+            self.process.expect_exact(answer)
+            shown += self.process.before
         return shown.decode()
 
     def rest(self, code: int = 0) -> str:
-        """Return what is still shown until the command ends with this code.
-
-        A Mac drops what is unread once the other end is closed everywhere, and makes a process that
-        restores the terminal wait until all is read.
-        """
-        while self.read(0.02) or self.process.poll() is None:
-            pass
-        while self.read(0.02):  # what came last
-            pass
-        os.close(self.screen)
-        os.close(self.end)
-        shown = self.unread.decode().replace("\r\n", "\n")
-        assert self.process.returncode == code, shown
+        """Return what is still shown until the command ends with this code."""
+        shown: str = self.process.read().decode().replace("\r\n", "\n")
+        self.process.close()
+        assert self.process.exitstatus == code, shown
         return shown
 
 

@@ -187,11 +187,11 @@ def test_a_person_types_stops_and_finds_lines_again(place: Path) -> None:
     greeting = person.type("", "> ")
     assert "\ntarget, draft drafts" in f"\n{greeting}" and "/help" in greeting
     person.type("The old man.\n", "bonus")  # the legend: the output has begun
-    person.process.send_signal(signal.SIGINT)
+    person.process.kill(signal.SIGINT)
     person.type("", "stopped", "> ")
     person.type("half a li", "half a li")
     time.sleep(0.5)  # Python loses a signal between two waits of the line editor
-    person.process.send_signal(signal.SIGINT)
+    person.process.kill(signal.SIGINT)
     person.type("", "> ")
     person.type("/set max_tokens 8\n", "max_tokens = 8", "> ")
     shown = person.type("\x1b[A\x1b[A\n", "tok/s - 8 tokens")  # two lines up
