@@ -1,4 +1,4 @@
-"""Parity with transformers in float32, whole sequences and step by step."""
+"""The T5's sessions, position buckets and compiled functions; test_device.py steps through them."""
 
 import gc
 from typing import Any
@@ -10,36 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import tiny_model
-from families import assert_close, reference_logits
+from families import assert_close
 from mlx.utils import tree_map
-
-SOURCE = [[5, 17, 100, 3, 250, 9, 40, 1], [77, 12, 8, 1, 0, 0, 0, 0]]
-TARGET = [[0, 9, 4, 33, 200, 7, 12], [0, 55, 4, 118, 5, 3, 90]]
-
-
-def test_whole_sequences_match_transformers(pair: tuple[Any, T5]) -> None:
-    reference, model = pair
-    logits = model(mx.array(SOURCE), mx.array(TARGET))
-    assert_close(logits, reference_logits(reference, SOURCE, TARGET))
-
-
-def test_steps_through_the_caches_match_transformers(pair: tuple[Any, T5]) -> None:
-    """Steps of several lengths, wrong tokens taken back in between, rows of two lengths."""
-    reference, model = pair
-    expected = reference_logits(reference, SOURCE, TARGET)
-    session, contexts = model.start([[t for t in row if t] for row in SOURCE])
-    assert contexts == [[0], [0]]
-    target = mx.array(TARGET)
-    assert_close(session.step(target[:, :1]), expected[:, :1])
-    assert_close(session.step(target[:, 1:4]), expected[:, 1:4])
-    session.step(mx.array([[300, 301, 302], [303, 304, 305]]))
-    session.truncate([4, 2])
-    # Rows now differ in length: row 0 goes on at 4, row 1 does positions 2 and 3 again.
-    for first, second in ((slice(4, 6), slice(2, 4)), (slice(6, 7), slice(4, 5))):
-        logits = session.step(mx.stack([target[0, first], target[1, second]]))
-        assert_close(logits, np.stack([expected[0, first], expected[1, second]]))
-    session.select([1])
-    assert_close(session.step(target[1:, 5:7]), expected[1:, 5:7])
 
 
 @pytest.mark.parametrize(("limit", "least"), [(64, 4), (1, 12)])
