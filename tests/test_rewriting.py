@@ -17,7 +17,6 @@ from speculative_t5.documents import (
     RewriteOptions,
     Rewritten,
     TextOptions,
-    changes,
     lines,
     rewrite,
 )
@@ -345,15 +344,6 @@ def done() -> Rewritten:
     return fixed(PAGE_TEXT, decoder)
 
 
-def test_changes_join_to_both_lines() -> None:
-    before, after = "He go home, now.", "He goes home now!"
-    found = list(changes(before, after))
-    assert "".join(old for old, _ in found) == before
-    assert "".join(new for _, new in found) == after
-    assert ("go", "goes") in found and ("He ", "He ") in found
-    assert lines("a\r\nb\rc\n") == ["a", "b", "c", ""]
-
-
 def test_lines_stand_side_by_side_with_what_changed(done: Rewritten) -> None:
     table = fromstring(f"<body>{done._repr_html_()}</body>").find("table")  # all tags are closed
     assert table is not None
@@ -372,6 +362,7 @@ def test_lines_stand_side_by_side_with_what_changed(done: Rewritten) -> None:
     assert sum(int(re.findall(r"^\d+", text)[0]) for text in far) == total and len(far) == 2
     marked = [(mark.tag, mark.text) for mark in table.iter() if mark.tag in ("ins", "del")]
     assert marked == [("del", "go"), ("ins", "goes")]
+    assert lines("a\r\nb\rc\n") == ["a", "b", "c", ""]
 
 
 def test_the_page_is_whole_and_loads_nothing(done: Rewritten) -> None:

@@ -2,7 +2,6 @@
 
 from speculative_t5.documents.splitting import (
     LANGUAGES,
-    Passage,
     keeps_lines,
     paragraphs,
     sentences,
@@ -108,17 +107,6 @@ def test_indented_prose_and_items_are_no_code() -> None:
     assert found("- He go home.\n\n    And he stay there.")[1] == (3, "And he stay there.")
 
 
-def test_spans_lead_back_to_the_text() -> None:
-    text = f"\ufeff> {FULL}\r\n>   and  more. He\u2003go\u00a0home.\n\nLast one."
-    assert [line for line, _ in found(text)] == [1, 2, 4]
-    for passage in paragraphs(text):
-        for part in sentences(text, passage, "en"):
-            words, gaps = part.words(text)
-            joined = "".join(a + b for a, b in zip(words, [*gaps, ""], strict=True))
-            assert text[part.start : part.end] == joined
-            assert part.flat(text) == " ".join(words)
-
-
 def test_rules_are_those_of_the_language() -> None:
     german = "Am 3. Mai kam Dr. Meier. Er blieb."
     assert found(german, "de") == [(1, "Am 3. Mai kam Dr. Meier."), (1, "Er blieb.")]
@@ -126,23 +114,6 @@ def test_rules_are_those_of_the_language() -> None:
     assert [part for _, part in found(text, "ja")] == [text[:7], text[7:]], "without a space"
     for language in LANGUAGES:
         assert len(found("He is here! He is there!", language)) in (1, 2)
-
-
-@pytest.mark.parametrize(
-    "mark",
-    ["2) ", "* ", "- ", "+ ", "\u2013 ", "1. ", "1984. ", "a) ", "[x] ", "> ", ">", "# ", "### ",
-     "``` ", "~~~ ", "| ", "<div> ", "<!-- ", "[a]: ", "2) > "],
-)  # fmt: skip
-def test_an_output_keeps_what_each_line_is(mark: str) -> None:
-    for before, end in (("", "\n"), ("- ", "\n  "), ("> ", "\r\n> "), ("One is.\r", "\r")):
-        text = f"{before}He go to{end}school."
-        *_, passage = paragraphs(text)
-        *_, part = sentences(text, passage, "en")
-        assert keeps_lines(text, part, f"He goes to{end}school.")
-        for wrong in (f"{mark}He goes{end}home.", f"He goes to{end}{mark}home."):
-            assert not keeps_lines(text, part, wrong)
-            whole = Passage(((len(before), len(before) + len(wrong)),), 1)
-            assert not keeps_lines(before + wrong, whole, f"He goes{end}home.")
 
 
 def test_an_output_does_not_make_a_rule_of_a_line() -> None:
