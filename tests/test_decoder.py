@@ -13,7 +13,7 @@ from typing import Any
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.decoding import loop
 from speculative_t5.decoding.draft_length import FixedSchedule, Outcome, Schedule
-from speculative_t5.decoding.drafters import Draft, EmptyDrafter, ModelDrafter
+from speculative_t5.decoding.drafters import ModelDrafter
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, decode, in_order_of_length
 from speculative_t5.decoding.results import Stats
 from speculative_t5.decoding.sampling import Groups, Sampler
@@ -23,7 +23,7 @@ from speculative_t5.generation import GenerationOptions
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import EOS, KINDS, PAIRS, VARIED, output_distribution, tiny_pair, unrelated_pair
+from conftest import EOS, PAIRS, VARIED, output_distribution, tiny_pair, unrelated_pair
 
 SAMPLED = {"temperature": 1.0, "seed": 7}
 
@@ -107,24 +107,6 @@ def test_a_seed_reproduces_an_output_and_another_does_not() -> None:
     decoder = SpeculativeDecoder(*models("t5"))
     runs = [decoder.generate([10, 1], max_tokens=20, temperature=5.0, seed=s) for s in (1, 1, 2)]
     assert runs[0].tokens == runs[1].tokens != runs[2].tokens
-
-
-class Guesses(EmptyDrafter):
-    """Drafts the same token for each row."""
-
-    def propose(self, contexts: Any, num_draft: int, groups: Groups, keys: Any) -> Draft:
-        lengths = [num_draft] * len(contexts)
-        return Draft(mx.full((len(contexts), num_draft), 4, dtype=mx.int32), lengths)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_derives_from_the_empty_drafter_may_draft(kind: str) -> None:
-    decoder = SpeculativeDecoder(models(kind)[0], "lookup", num_draft=2)
-    plan, options = replace(decoder.plan(), drafter=Guesses()), GenerationOptions(max_tokens=24)
-    (request,) = decoder.requests([(0, [10, 1])], options)
-    *_, done = decode(decoder.model, [request], plan, batch_size=1)
-    plain = decoder.generate([10, 1], max_tokens=24, speculative=False)
-    assert done.output == plain.tokens and done.stats.drafted > 0
 
 
 @pytest.mark.parametrize("max_tokens", [1, 7])

@@ -39,16 +39,6 @@ def test_samples_follow_unnormalised_weights_and_are_never_a_zero() -> None:
     assert counts[1] == pytest.approx(0.75, abs=0.01)
 
 
-def test_a_rows_sample_depends_on_its_own_key() -> None:
-    weights = mx.random.uniform(shape=(50, 30), key=mx.random.key(1))
-    samples = sample(weights, keys(50)).tolist()
-    rows = mx.array([7, 3, 41])
-    assert sample(weights[rows], keys(50)[rows]).tolist() == [samples[7], samples[3], samples[41]]
-    places = uniform(position_keys(keys(50), 6))
-    assert mx.array_equal(uniform(position_keys(keys(50)[rows], 4)), places[rows][:, :4])
-    assert uniform(position_keys(keys(3), 0)).shape == (3, 0)
-
-
 def test_uniforms_are_independent_over_rows_places_and_rounds() -> None:
     """Pairs of neighbours in 16 bins, 40,000 in all: chi-squared with 15 degrees of freedom."""
     rounds = mx.array(np.concatenate([round_keys(5, i, r) for i in range(50) for r in range(20)]))
