@@ -16,7 +16,6 @@ from speculative_t5.decoding.draft_length import (
     AdaptiveSchedule,
     Calibration,
     Counts,
-    FixedSchedule,
     Outcome,
     Schedule,
     cache_folder,
@@ -49,20 +48,6 @@ def calibration(counts: Counts, *, draft: float = 0.1, num_prompts: int = 1000) 
     drafting = [draft * k for k in range(MAX_DRAFT + 1)]
     verifying = [1 + 0.02 * k for k in range(2 * MAX_DRAFT + 1)]
     return Calibration(drafting, verifying, counts.values, num_prompts)
-
-
-def test_a_fixed_length_leaves_room_for_the_targets_token() -> None:
-    schedule = FixedSchedule(5)
-    assert [schedule.next(remaining) for remaining in (9, 6, 5, 2, 1)] == [5, 5, 4, 1, 0]
-
-
-def test_expected_tokens_follow_the_rate() -> None:
-    for rate in (0.3, 0.6, 0.9):
-        accepts, drafts = (counts := counted(rate)).expected(counts.pooled())
-        theory = np.cumsum(rate ** np.arange(1, MAX_DRAFT + 1))
-        np.testing.assert_allclose(accepts[1:], theory, rtol=0.05)
-        np.testing.assert_allclose(drafts, np.arange(MAX_DRAFT + 1), rtol=1e-3)
-        assert accepts[0] == drafts[0] == 0
 
 
 @pytest.mark.parametrize(
