@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, fromstring
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.results import PerRound, Round, Stats, Tally, origins_of_round
+from speculative_t5.decoding.results import Round, Stats, Tally, origins_of_round
 from speculative_t5.generation.outputs import Chunk, Generation, as_chunk, as_generation
 from speculative_t5.tokenizers import ByteTokenizer, Detokenizer
 
@@ -37,21 +37,13 @@ def test_the_origin_of_a_rounds_last_token(
     assert list(stats.origins()) == [(1, origin) for origin in expected]
 
 
-@pytest.mark.parametrize(
-    ("num_draft", "max_tokens", "kinds"),
-    [(1, 40, {"accepted", "recovered", "bonus"}), (3, 1, {"regular"}), (None, 7, {"regular"})],
-)
-def test_a_stream_has_the_origins_of_the_generation(
-    num_draft: int | None, max_tokens: int, kinds: set[str]
-) -> None:
-    """Nothing is drafted where there is room for no more than one token."""
+def test_a_stream_has_the_origins_of_the_generation() -> None:
     seen = set()
     for seed in range(4):
         model = tiny_model(vocab_size=12, seed=seed)
-        draft = tiny_draft(model, noise=0.3) if num_draft else None
-        decoder = SpeculativeDecoder(model, draft, num_draft=num_draft or 1)
-        chunks = list(decoder.stream([4, 5, 1], max_tokens=max_tokens, temperature=1.0))
-        done = decoder.generate([4, 5, 1], max_tokens=max_tokens, temperature=1.0)
+        decoder = SpeculativeDecoder(model, tiny_draft(model, noise=0.3), num_draft=1)
+        chunks = list(decoder.stream([4, 5, 1], max_tokens=40, temperature=1.0))
+        done = decoder.generate([4, 5, 1], max_tokens=40, temperature=1.0)
         streamed = [(i, origin) for i, c in enumerate(chunks, start=1) for origin in c.origins]
         assert [(token.round, token.origin) for token in done.trace] == streamed
         tokens = [token for chunk in chunks for token in chunk.tokens]
@@ -61,7 +53,7 @@ def test_a_stream_has_the_origins_of_the_generation(
         assert [chunk.num_accepted for chunk in chunks] == list(done.stats.num_accepted)
         assert len(list(done.stats.origins())) == done.stats.emitted
         seen |= {origin for _, origin in streamed}
-    assert seen >= kinds and (num_draft == 1 or seen == kinds)
+    assert seen >= {"accepted", "recovered", "bonus"}
 
 
 ROUNDS = ((3, 3), (3, 1), (0, 0), (2, 0))  # drafted and accepted
@@ -86,21 +78,6 @@ def test_a_snapshot_does_not_change_later() -> None:
             stats.num_draft = ()  # type: ignore[misc]
     assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (4, 8, 4, 8)
     assert (stats.acceptance_by_position, stats.tokens_per_second) == ((2 / 3, 1 / 3, 1 / 2), 2.0)
-
-
-def test_a_stream_builds_no_tuples_of_all_rounds() -> None:
-    """Otherwise rounds would take longer and longer."""
-    target = tiny_model(vocab_size=20, layers=2, seed=3)
-    chunks = list(SpeculativeDecoder(target, tiny_draft(target)).stream([10, 1], max_tokens=60))
-    assert len(chunks) > 5
-    for chunk in chunks:
-        stats = chunk.stats
-        assert (stats.rounds, len(chunk.origins)) and stats.acceptance_rate <= 1
-        assert stats.tokens_per_round and stats.summary()
-        assert chunk is chunks[-1] or isinstance(stats.num_draft, PerRound)
-    for number, chunk in enumerate(chunks, start=1):
-        assert len(chunk.stats.num_draft) == len(chunk.stats.num_drafted) == number
-        assert chunk.stats.num_accepted == tuple(c.num_accepted for c in chunks[:number])
 
 
 def test_the_summary_is_a_line_for_people() -> None:
