@@ -8,13 +8,11 @@ import re
 from pathlib import Path
 from xml.etree.ElementTree import Element, fromstring
 
-from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.results import Round, Stats, Tally, origins_of_round
 from speculative_t5.generation.outputs import Chunk, Generation, as_chunk, as_generation
 from speculative_t5.tokenizers import ByteTokenizer, Detokenizer
 
 import pytest
-from conftest import tiny_draft, tiny_model
 
 # Three rounds: a rejection, a whole draft, a draft that is cut at the end.
 STATS = Stats((3, 3, 3), (3, 3, 3), (1, 3, 2), emitted=8, seconds=0.5)
@@ -35,25 +33,6 @@ def test_the_origin_of_a_rounds_last_token(
     cut = Chunk("", [5] * (emitted - 1), accepted, stats, "eos", end_id=1)
     assert cut.origins == expected[:-1], "EOS is among neither the tokens nor their origins"
     assert list(stats.origins()) == [(1, origin) for origin in expected]
-
-
-def test_a_stream_has_the_origins_of_the_generation() -> None:
-    seen = set()
-    for seed in range(4):
-        model = tiny_model(vocab_size=12, seed=seed)
-        decoder = SpeculativeDecoder(model, tiny_draft(model, noise=0.3), num_draft=1)
-        chunks = list(decoder.stream([4, 5, 1], max_tokens=40, temperature=1.0))
-        done = decoder.generate([4, 5, 1], max_tokens=40, temperature=1.0)
-        streamed = [(i, origin) for i, c in enumerate(chunks, start=1) for origin in c.origins]
-        assert [(token.round, token.origin) for token in done.trace] == streamed
-        tokens = [token for chunk in chunks for token in chunk.tokens]
-        assert tokens == [token.id for token in done.trace] == done.tokens
-        reasons = [chunk.finish_reason for chunk in chunks]
-        assert reasons == [None] * (len(chunks) - 1) + [done.finish_reason]
-        assert [chunk.num_accepted for chunk in chunks] == list(done.stats.num_accepted)
-        assert len(list(done.stats.origins())) == done.stats.emitted
-        seen |= {origin for _, origin in streamed}
-    assert seen >= {"accepted", "recovered", "bonus"}
 
 
 ROUNDS = ((3, 3), (3, 1), (0, 0), (2, 0))  # drafted and accepted

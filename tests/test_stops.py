@@ -112,7 +112,8 @@ def test_outputs_end_before_the_first_stop_string(
                 assert "".join(chunk.text for chunk in chunks) == out.text
                 assert chunks[-1].finish_reason == out.finish_reason
                 assert [t for chunk in chunks for t in chunk.tokens] == out.tokens
-                assert all(len(chunk.origins) == len(chunk.tokens) for chunk in chunks)
+                origins = [origin for chunk in chunks for origin in chunk.origins]
+                assert origins == [token.origin for token in out.trace]
     assert "stop" in reasons
 
 
