@@ -128,9 +128,9 @@ def roughen(model: Any) -> None:
 
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "layer_norm" in name:
+            if "norm" in name or ".ln_" in name:
                 weight.uniform_(0.5, 1.5)
-            elif "relative_attention_bias" in name:
+            elif "relative_attention_bias" in name or name.endswith(".bias"):
                 weight.normal_()
 
 

@@ -1,6 +1,7 @@
 """Folders of decoder-only models: logits and ids as in transformers, and what is refused."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -66,13 +67,25 @@ def test_logits_match_transformers(kind: str, tmp_path: Path) -> None:
     assert model.info.vocabulary == tokenizer.vocabulary
 
 
-def test_weights_may_be_sharded_or_pickled_or_have_gpt2s_first_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        (
+            "gpt2",
+            {"h.0.attn.bias": mx.ones((1, 1, 64, 64)), "h.1.attn.masked_bias": mx.array(-1e4)},
+        ),
+        ("opt-350m", {"decoder.version": mx.array([3.0])}),
+    ],
+)
+def test_weights_may_be_sharded_or_pickled_or_have_other_names(
+    kind: str, more: dict[str, mx.array], tmp_path: Path
+) -> None:
+    """GPT-2's first ones, and those of OPTModel; with tensors that are no parameters."""
     import torch
 
-    reference = write_causal(tmp_path, "gpt2")
+    reference = write_causal(tmp_path, kind)
     expected = logits(tmp_path)
-    masks = {"h.0.attn.bias": mx.ones((1, 1, 64, 64)), "h.1.attn.masked_bias": mx.array(-1e4)}
-    rename_gpt2(tmp_path, **masks)
+    remove_prefix(tmp_path, **more)
     np.testing.assert_array_equal(logits(tmp_path), expected)
     (tmp_path / "model.safetensors").unlink()
     reference.save_pretrained(tmp_path, max_shard_size="10KB")
@@ -82,11 +95,11 @@ def test_weights_may_be_sharded_or_pickled_or_have_gpt2s_first_names(tmp_path: P
     np.testing.assert_array_equal(logits(tmp_path), expected)
 
 
-def rename_gpt2(folder: Path, **more: mx.array) -> None:
-    """Give the tensors their first names, without `transformer.`."""
+def remove_prefix(folder: Path, **more: mx.array) -> None:
     path = str(folder / "model.safetensors")
-    older = {name.removeprefix("transformer."): tensor for name, tensor in mx.load(path).items()}
-    mx.save_safetensors(path, older | more, metadata={"format": "pt"})
+    stored = mx.load(path).items()
+    named = {re.sub(r"^(transformer|model)\.", "", name): tensor for name, tensor in stored}
+    mx.save_safetensors(path, named | more, metadata={"format": "pt"})
 
 
 def test_folders_converted_by_mlx_lm_are_read(tmp_path: Path) -> None:
@@ -94,7 +107,7 @@ def test_folders_converted_by_mlx_lm_are_read(tmp_path: Path) -> None:
     from mlx_lm.utils import load_model
 
     write_causal(tmp_path / "source", "gpt2", n_embd=64, n_head=2)
-    rename_gpt2(tmp_path / "source")  # mlx-lm only knows its first names
+    remove_prefix(tmp_path / "source")  # mlx-lm only knows its first names
     edit_json(tmp_path / "source" / "config.json", n_ctx=64)
     for name, quantize in (("whole", False), ("quantized", True)):
         made = tmp_path / name
