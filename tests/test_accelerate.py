@@ -11,7 +11,7 @@ from typing import Any
 
 from speculative_t5 import device
 from speculative_t5.cpu import accelerate, layers, libraries
-from speculative_t5.cpu.layers import attend, softmax
+from speculative_t5.cpu.layers import attend
 from speculative_t5.models import t5
 from speculative_t5.models.config import Quantization, T5Config
 from speculative_t5.models.t5 import T5, DecoderLayer, quantize
@@ -181,10 +181,8 @@ def test_arrays_of_a_cache_that_others_hold_do_not_change() -> None:
     mx.eval(session.step(mx.array(TARGET)[:, :5]))
     kept = [k for layer in session._cache.layers for k in layer]
     before = [np.array(k) for k in kept]
-    logits = np.array(session.step(mx.array(TARGET)[:, 5:8]))
+    mx.eval(session.step(mx.array(TARGET)[:, 5:8]))
     assert all((np.array(k) == b).all() for k, b in zip(kept, before, strict=True))
-    again, _ = model.start(SOURCES)
-    assert (np.array(again.step(mx.array(TARGET)[:, :8]))[:, 5:] == logits).all()
 
 
 @needs_layers
@@ -269,18 +267,6 @@ def test_half_precision_and_quantized_models_run_without_the_layers() -> None:
     assert "FeedForward" not in operations(fast(*SCORED))
 
 
-def test_softmax_of_many_scores_matches_numpy() -> None:
-    for scale in (1, 100):
-        scores = RNG.normal(size=(2, 8, 5, 300)).astype(np.float32) * scale
-        scores[0, :, :, 200:] = -np.inf
-        exact = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
-        exact /= exact.sum(axis=-1, keepdims=True)
-        found = np.array(softmax(mx.array(scores)))
-        assert np.abs(found - exact).max() < 1e-6 and (found[0, :, :, 200:] == 0).all()
-        rows = [np.array(softmax(mx.array(scores[:, :, i : i + 1]))) for i in range(5)]
-        assert (np.concatenate(rows, axis=2) == found).all(), "a row depends on no other"
-
-
 def refuse(*arguments: Any) -> None:
     raise ValueError("another version of the layers")
 
@@ -334,16 +320,6 @@ def test_positions_outside_of_the_cache_are_refused() -> None:
         arguments = (x, NORM, INTO, SQUARE, TABLE, keys, keys, mx.array([offset], mx.int32), 1e-6)
         with pytest.raises(RuntimeError, match="not in the cache"):
             mx.eval(layers.library.decoder_attention(*arguments))
-
-
-@needs_layers
-def test_keys_and_values_of_a_source_end_in_zeros() -> None:
-    memory, weight = mx.random.normal((2, 5, 12)), mx.random.normal((2 * 3 * 4, 12))
-    pair = layers.library.keys_values(memory, weight, 3, 8)
-    expected = np.array(memory @ weight.T).reshape(2, 5, 2, 3, 4).transpose(2, 0, 3, 1, 4)
-    for found, heads in zip(pair, expected, strict=True):
-        assert np.allclose(found[:, :, :5], heads, atol=1e-5)
-        assert found.shape == (2, 3, 8, 4) and not np.array(found[:, :, 5:]).any()
 
 
 @needs_layers

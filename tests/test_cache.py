@@ -48,16 +48,6 @@ def test_rows_of_different_lengths_are_written_in_their_places() -> None:
     assert cache.lengths == [5, 3]
 
 
-def test_growing_caches_keep_their_contents() -> None:
-    cache = make_cache(2)
-    expected: list[float] = []
-    for count in (1, SMALLEST - 2, 3, 40, 30, 100, 200):
-        rows = append(cache, written(2, count, len(expected)))
-        expected += range(len(expected), len(expected) + count)
-        assert len(expected) <= cache.capacity
-        assert rows == [expected, [100 + x for x in expected]]
-
-
 def test_buffers_are_written_in_place() -> None:
     """Where nothing else holds them: a copy of all layers in each step would cost more than it."""
     cache = KVCache([LayerShape(8, 64, 64, mx.float32)], batch=1)

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,19 +144,6 @@ def test_many_rows_are_shared_only_where_the_library_allows_it(
         calls.clear()
         assert close(product(x, b, transposed=transposed), x, w.T)
         assert len(calls) > 1 if shared else calls == [(m, n)]
-
-
-def test_threads_that_call_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
-    product = own_copy(tmp_path, threads=4)
-
-    def right(seed: int) -> bool:
-        x, w = random(3, 384, seed=seed), random(800, 384, seed=seed)
-        first = product(x, w)
-        same = all((product(x, w) == first).all() for _ in range(100))
-        return same and close(first, x, w.T)
-
-    with ThreadPoolExecutor(3) as pool:
-        assert all(pool.map(right, range(3)))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
