@@ -278,25 +278,6 @@ def tiny_draft(
     return draft
 
 
-class Watched(list[int]):
-    """A context that counts the tokens taken from it."""
-
-    count = 0
-
-    def __getitem__(self, key: Any) -> Any:
-        taken = super().__getitem__(key)
-        self.count += len(taken) if isinstance(key, slice) else 1
-        return taken
-
-    def __iter__(self) -> Iterator[int]:
-        self.count += len(self)
-        return super().__iter__()
-
-    def __add__(self, other: Any) -> Any:
-        self.count += len(self)
-        return super().__add__(other)
-
-
 def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 

@@ -13,7 +13,7 @@ from speculative_t5.decoding.protocols import ModelInfo
 
 import mlx.core as mx
 import pytest
-from conftest import GREEDY, Watched, tiny_draft, tiny_model
+from conftest import GREEDY, tiny_draft, tiny_model
 
 INFO = ModelInfo(60, 1, frozenset({1}), frozenset({0, 1}), False, 512)
 SIZES = [(low, high) for high in (1, 2, 3, 8, MAX_NGRAM) for low in range(1, high + 1)]
@@ -84,13 +84,6 @@ def test_proposals_equal_those_of_a_search_of_the_whole_text(alphabet: int) -> N
     assert found > 75
 
 
-def test_the_index_holds_only_n_grams_that_tell_places_apart() -> None:
-    lookup = Lookup(range(100), 1, 8)
-    lookup.propose([*range(100, 200), 0, 1], 1)
-    singles = {(token,) for token in range(200)}
-    assert lookup._ends.keys() - singles == {(199, 0), (0, 1), (199, 0, 1)}
-
-
 class Touched(int):
     """A token that counts how often any token is compared or hashed."""
 
@@ -115,14 +108,13 @@ def test_a_round_reads_no_more_of_a_long_text(kind: str, alphabet: int) -> None:
         drafter = CombinedDrafter(Mock(**{"propose.return_value": guess}), drafter)
     source = [Touched(2 + rng.randrange(alphabet)) for _ in range(300)]
     drafter.start([source])
-    context, costs = Watched([0]), []
+    context, costs = [0], []
     for _ in range(600):
         context += [Touched(2 + rng.randrange(alphabet)) for _ in range(2)]
-        Touched.count = context.count = 0
+        Touched.count = 0
         drafter.propose([context], 4, GREEDY, None)
-        costs.append((Touched.count, context.count))
-    touched, taken = (max(column[200:]) for column in zip(*costs, strict=True))
-    assert (touched < 500, taken) == (True, 2), touched
+        costs.append(Touched.count)
+    assert max(costs[200:]) < 500
 
 
 EOS = 1
