@@ -97,14 +97,6 @@ def test_truncate_cuts_a_prompt_and_says_so(call: Call) -> None:
     assert refused.out == "He goes home.\n"
 
 
-def test_commands_add_the_prefix_of_the_model(call: Call) -> None:
-    lines = "He go home.\ncorrect: He go home.\n"
-    records = call("batch", "in.txt").records
-    assert [record["prompt"] for record in records] == lines.splitlines()
-    assert [record["text"] for record in records] == ["He goes home."] * 2
-    assert call("repl", stdin=lines).out == "He goes home.\n" * 2
-
-
 def test_types_go_by_name() -> None:
     folder = REPOSITORY / "weights" / "correct-small"
     for name in ("float32", "float16", "bfloat16"):
@@ -176,19 +168,6 @@ def test_options_reach_the_decoder(call: Call, monkeypatch: pytest.MonkeyPatch) 
         assert call(*command, "--dtype", "float16", "--prefix", "do: ").code == 2
         made = seen.pop()
         assert (made["dtype"], made["prefix"]) == ("float16", "do: ")
-
-
-def test_several_outputs_are_alternatives_of_a_record(
-    call: Call, decoder: SpeculativeDecoder
-) -> None:
-    expected = decoder.generate(TEXT, num_return_sequences=3, temperature=1.8, seed=2, scores=True)
-    (found,) = call("--prompt", TEXT, "--json", *SEVERAL).records
-    assert (found["text"], found["score"]) == (expected.text, expected.score)
-    assert [o["text"] for o in found["alternatives"]] == [o.text for o in expected.alternatives]
-    first, second = call("batch", "-", *SEVERAL, stdin=f"{TEXT}\nHe go home.\n").records
-    assert first["text"] == expected.text
-    assert first["score"] == pytest.approx(expected.score, abs=1e-4)
-    assert len(second["alternatives"]) == len(expected.alternatives)
 
 
 def test_several_outputs_are_printed_a_line_each(call: Call) -> None:
