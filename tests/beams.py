@@ -40,16 +40,12 @@ def load_both(folder: Path, name: str) -> tuple[Any, Any]:
         outputs = [hypothesis.tokens for hypothesis in found.hypotheses]
         seen.update(token for tokens in outputs for token in {*tokens[2:]})
         seen.subtract(2 * [token for tokens in outputs for token in tokens[:2]])
-    set_eos(reference, model, [token for token, _ in seen.most_common(2 if name in CAUSAL else 1)])
-    return reference, model
-
-
-def set_eos(reference: Any, model: Any, ids: Sequence[int]) -> None:
-    """Let outputs end by these ids; transformers pads with the first."""
-    reference.generation_config.eos_token_id = list(ids)
+    ids = [token for token, _ in seen.most_common(2 if name in CAUSAL else 1)]
+    reference.generation_config.eos_token_id = ids
     reference.generation_config.pad_token_id = ids[0]
     ends = {"eos_token_id": ids[0], "eos_token_ids": frozenset(ids)}
     model.info = dataclasses.replace(model.info, **ends)
+    return reference, model
 
 
 def random_prompts(model: Any, count: int, seed: int = 0) -> list[list[int]]:

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
@@ -15,17 +14,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from beams import assert_same, load_both, random_prompts, reference_search, search
-from commands import caller
+from checkpoints import refused
 from conftest import (
     EOS,
-    REPOSITORY,
     output_distribution,
     output_logits,
     tiny,
     tiny_draft,
     tiny_model,
 )
-from messages import check_message
 from reference import ENDINGS
 
 FAMILIES = ("t5", "t5_v1_1", "umt5", "byt5", "gpt2", "qwen3")
@@ -171,7 +168,7 @@ def test_outputs_end_where_the_model_reads_no_further() -> None:
     assert {result.hypotheses[0].finish_reason for result in found} == {"length"}
 
 
-# Through `SpeculativeDecoder` and the command line.
+# Through `SpeculativeDecoder`; test_ends.py has the command line.
 
 PROMPTS = [[6, 2, 3, EOS], [4, 4, 8, 9, EOS], [2, EOS], [9, 13, 5, EOS], [7, 3, 3, 11, 2, EOS]]
 
@@ -217,32 +214,8 @@ def test_beams_do_not_go_with_drafts_and_steady_passes(decoder: SpeculativeDecod
         SpeculativeDecoder(target, "lookup"),
         SpeculativeDecoder(target, steady=True),
     ):
-        with pytest.raises(ValueError, match="does not go with") as error:
+        with refused("does not go with"):
             other.generate(PROMPTS[0], num_beams=2)
-        check_message(str(error.value))
     lookup = SpeculativeDecoder(target, "lookup")
     plain = lookup.generate(PROMPTS[0], num_beams=2, speculative=False)
     assert plain.tokens == decoder.generate(PROMPTS[0], num_beams=2).tokens
-
-
-@pytest.mark.cpu
-def test_commands_search_without_the_default_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "weights").symlink_to(REPOSITORY / "weights")
-    (tmp_path / "in.txt").write_text("He go home.\n")
-    call = caller(tmp_path, monkeypatch, capfd)
-    decoder = SpeculativeDecoder.from_pretrained("correct-base")
-    best = decoder.generate("He go home.", num_beams=3, num_return_sequences=2, length_penalty=2.0)
-    given = ("--num-beams", "3", "-n", "2", "--length-penalty", "2")
-    (found,) = call("--prompt", "He go home.", "--json", *given).records
-    assert (found["text"], found["score"]) == (best.text, best.score)
-    assert found["alternatives"][0]["text"] == best.alternatives[0].text
-    (record,) = call("batch", "in.txt", *given).records
-    assert (record["text"], record["score"]) == (best.text, pytest.approx(best.score, abs=1e-4))
-    shown = call("--prompt", "He go home.", "--num-beams", "3").out
-    assert shown == f"{best.text}\n"
-    for draft in (["--draft-model", "correct-small"], ["--lookup"]):
-        (line,) = call("--prompt", "He go home.", *given, *draft).err
-        check_message(line.removeprefix("error: "))
-        assert "does not go with a draft" in line
