@@ -13,22 +13,18 @@ from functools import partial, partialmethod
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, decoding, device
-from speculative_t5.decoding.draft_length import MAX_DRAFT, AdaptiveSchedule, Calibration, Counts
+from speculative_t5.decoding.draft_length import AdaptiveSchedule, Calibration, Counts
 from speculative_t5.models import T5, DecoderOnlyModel, SharingDraft, t5_session
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import PAIRS, REPOSITORY, VARIED, tiny_draft, tiny_model, tiny_pair
+from test_schedule import calibration
 
 NUM_THREADS = 8
 PROMPTS = [[*range(3 + i, 8 + i), 1] for i in range(NUM_THREADS)]
-CALIBRATION = Calibration(
-    tuple(0.1 * k for k in range(MAX_DRAFT + 1)),
-    tuple(1 + 0.02 * k for k in range(2 * MAX_DRAFT + 1)),
-    tuple(map(tuple, Counts().values)),
-    1,
-)
+CALIBRATION = calibration(Counts(), num_prompts=1)
 
 
 @pytest.fixture
@@ -323,7 +319,7 @@ def test_copies_share_no_state(kind: str, copied: Callable[[Any], Any]) -> None:
     used, model = copied(decoder), copied(decoder.model)
     for one in (unused, used, SpeculativeDecoder(model)):
         assert one.generate([3, 4, 1], max_tokens=12).tokens == expected
-    assert len(used._schedules) == 0 and used._schedules is not decoder._schedules
+    assert used._schedules is not decoder._schedules
     assert used.model is not decoder.model
     if isinstance(used.draft, SharingDraft):
         assert used.draft.target is used.model, "the copy's draft shares the copy's target"
