@@ -13,7 +13,7 @@ from speculative_t5.decoding.protocols import ModelInfo
 
 import mlx.core as mx
 import pytest
-from conftest import GREEDY, tiny_draft, tiny_model
+from conftest import GREEDY, KINDS, VARIED, tiny, tiny_draft, tiny_model
 
 INFO = ModelInfo(60, 1, frozenset({1}), frozenset({0, 1}), False, 512)
 SIZES = [(low, high) for high in (1, 2, 3, 8, MAX_NGRAM) for low in range(1, high + 1)]
@@ -142,14 +142,16 @@ def test_ragged_rows_are_padded_with_zero_rows_of_q() -> None:
     assert drafter.propose([[0, 3]], 5, GREEDY, None).tokens.shape == (1, 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", [[5, 0], [3, 0, 0, 2], [1, 4, 0]])
-def test_a_draft_does_not_depend_on_rejected_tokens(lengths: list[int]) -> None:
+def test_a_draft_does_not_depend_on_rejected_tokens(kind: str, lengths: list[int]) -> None:
     """Some rounds draft nothing, and rows accept different numbers of tokens."""
-    target = tiny_model(vocab_size=20, layers=2, seed=3)
+    target = tiny(kind, vocab_size=20, layers=2, seed=VARIED[kind])
     drafter, fresh = (ModelDrafter(tiny_draft(target), 20) for _ in range(2))
     prompts = [[5, 6, 7, 8, 9, EOS], [5, 9, EOS], [12, 13, EOS]]
     outputs = [SpeculativeDecoder(target).generate(p, max_tokens=60).tokens for p in prompts]
-    contexts = [[0] for _ in prompts]
+    contexts = target.start(prompts)[1]
+    starts = [len(context) for context in contexts]
     drafter.start(prompts)
     accepted = set()
     for round_ in range(10):
@@ -157,9 +159,9 @@ def test_a_draft_does_not_depend_on_rejected_tokens(lengths: list[int]) -> None:
         draft = drafter.propose(contexts, num_draft, GREEDY, None).tokens.tolist()
         fresh.start(prompts)
         assert draft == fresh.propose(contexts, num_draft, GREEDY, None).tokens.tolist()
-        for context, tokens, output in zip(contexts, draft, outputs, strict=True):
-            rest = output[len(context) - 1 :]
-            n = next((i for i, t in enumerate(tokens) if t != rest[i]), num_draft)
+        for context, start, tokens, output in zip(contexts, starts, draft, outputs, strict=True):
+            rest = output[len(context) - start :]
+            n = next((i for i, t in enumerate(tokens) if [t] != rest[i : i + 1]), num_draft)
             context += rest[: n + 1]
             accepted.add(n)
     assert len(accepted) > 1
