@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -196,13 +195,3 @@ def test_only_the_first_errors_are_shown(call: Call) -> None:
     assert done.code == 3 and len(done.records) == 301
     assert done.err[0] == "line 1: not UTF-8: byte 0xff at offset 5; convert it to UTF-8"
     assert done.err[10] == "further errors are only in the output" and len(done.err) == 12
-
-
-def test_a_terminal_shows_prompts_tokens_and_the_time_left(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    bar = r"\d+/40 \[\d\d:\d\d<\d\d:\d\d, +[0-9.]+ prompts/s, [0-9,]+ tokens/s\]"
-    shown = "\n".join(call(*BATCH, *SHORT).err)
-    assert re.search(bar, shown), shown

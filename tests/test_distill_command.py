@@ -16,7 +16,7 @@ from speculative_t5.distill import run as stages_of_run
 import mlx.core as mx
 import pytest
 from checkpoints import write_causal
-from commands import Call, on_a_terminal
+from commands import Call
 from conftest import REPOSITORY, tiny_model
 from messages import check_message
 
@@ -254,14 +254,3 @@ def test_bad_input_is_one_line_and_leaves_nothing(inputs: Path, call: Call, prom
     cache = inputs / "cache"  # matplotlib's
     left = {path for path in inputs.rglob("*") if cache not in (path, *path.parents)} - before
     assert left <= {inputs / "stdin"}
-
-
-def test_a_terminal_shows_a_bar_for_each_stage(call: Call, place: Path, prompts: Path) -> None:
-    shown = on_a_terminal(
-        place, "-m", "speculative_t5", "distill", "--model", "target", "--data", str(prompts),
-        *SHORT, "--output", "shown",
-    )  # fmt: skip
-    bars = ["labelling held-out prompts", "labelling prompts", "training", "judging"]
-    positions = [shown.index(f"{bar}: 100%") for bar in bars]
-    assert positions == sorted(positions)
-    assert re.search(r"training: 100%.* 4/4 .*loss [\d.]+, [\d.]+ tokens per pass", shown)

@@ -239,23 +239,3 @@ def test_a_terminal_shows_the_differences(
     monkeypatch.setenv("TERM", "xterm")
     shown = call(*DOCUMENT, "--force", "--diff", "terminal").out
     assert "\x1b[1;31m" in shown and "\x1b[1;32m" in shown
-
-
-def test_a_text_of_three_pages_keeps_all_but_words(call: Call, here: Path) -> None:
-    text = (REPOSITORY / "tests" / "document.txt").read_bytes().replace(b"\n", b"\r\n").decode()
-    (here / "in.txt").write_bytes(text.encode())
-    assert call(*DOCUMENT).code == 0
-    output = (here / "out.txt").read_bytes().decode()
-    assert frame(text) == frame(output) and output.endswith("\r\n")
-    for old, new in zip(text.split("\r\n"), output.split("\r\n"), strict=True):
-        assert re.findall(r"\d[\d.,:]*\d", old) == re.findall(r"\d[\d.,:]*\d", new)
-        if re.match(r"#|\||    \w|```|---|wget|.*\t\d|\d+\) music|With best|Anna|- apples", old):
-            assert old == new
-    for wrong, right in (
-        ("It were\r\ncold", "It was\r\ncold"), ("you has to repair", "you have to repair"),
-        ("He have\r\n> > learned", "He has\r\n> > learned"),
-        ("She have learned", "She has learned"),
-    ):  # fmt: skip
-        assert wrong in text and right in output
-    assert "office@valley-school.example" in output
-    assert "https://news.example.org/2019/school?id=7" in output

@@ -5,15 +5,9 @@ from __future__ import annotations
 import random
 import re
 from itertools import islice
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import corruption
 import pytest
-import sentencepiece as spm
-import torch
-from caution import Caution
 from conftest import REPOSITORY
 from corruption import PREFIX, training_examples
 from evaluate_correct import corrections, corrections_line
@@ -22,7 +16,6 @@ from learner_errors import Learner, nouns, phrases, spelling, verbs
 from learner_errors.surroundings import TEMPLATES, fill, rename, surround
 from learner_errors.tables import Lexicon, Row, Table
 from learner_errors.unseen import Words
-from train_correct import batches, load_tokenizer
 
 # Verbs are known by their forms, and a plural by its singular.
 WORDS = """live lives lived living work works worked working like likes liked liking talk talks
@@ -47,16 +40,13 @@ def wrong(rule: object, text: str) -> set[str | None]:
     ("rule", "text", "expected"),
     [
         (phrases.GOVERNED, "It depends on you.", {"It depends of you.", "It depends from you."}),
-        (phrases.GOVERNED, "He is married to her.", {"He is married with her."}),
         (phrases.GOVERNED, "It is late.", {None}),
         (phrases.PLACE_AND_TIME, "I went home.", {"I went to home.", "I went at home."}),
         (phrases.WORD_CHOICE, "He told me.", {"He said me.", "He said to me that."}),
-        (phrases.WORD_CHOICE, "I made a mistake.", {"I did a mistake."}),
         (phrases.UNCOUNTABLE, "So much money!", {"So many money!", "So much moneys!"}),
         (nouns.ARTICLE, "The sun is hot.", {"Sun is hot."}),
         (nouns.PLURAL, "The children ran.", {"The childs ran.", "The childrens ran.",
                                              "The child ran."}),
-        (nouns.PLURAL, "People are kind.", {"People is kind.", "Peoples are kind."}),
         (nouns.COMPARISON, "It is worse.", {"It is more bad.", "It is more worse.",
                                             "It is badder.", "It is worser."}),
         (nouns.ADJECTIVE, "I was bored.", {"I was boreds.", "I was to bored.", "I was boring."}),
@@ -78,16 +68,10 @@ def wrong(rule: object, text: str) -> set[str | None]:
         (verbs.PAST, "She worked here.", {None}),
         (verbs.AGREEMENT, "He likes it.", {"He like it."}),
         (verbs.COMPLEMENT, "I enjoy talking.", {"I enjoy to talk.", "I enjoy talk."}),
-        (verbs.COMPLEMENT, "Let me help.", {"Let me to help."}),
         (verbs.NEGATION, "I don't work.", {
             "I not work.", "I no work.", "I work not.", "I am not work."}),
         (verbs.QUESTION, "Where are you?", {"Where you are?"}),
-        (verbs.QUESTION, "I know where he is.", {
-            "I know where is he.", "I know that where is he."}),
-        (verbs.QUESTION, "Where did you arrive?", {
-            "Where you arrived?", "Where did you arrived?", "Where arrived you?"}),
         (verbs.ORDER, "I like tea very much.", {"I like very much tea."}),
-        (verbs.ORDER, "Pick it up.", {"Pick up it."}),
         (verbs.SUBJECT, "It's late.", {"Is late."}),
         (spelling.MISSPELT, "I know because.", {
             "I now because.", "I konw because.", "I kno because.", "I know becouse.",
@@ -143,90 +127,10 @@ def test_examples_join_sentences_and_leave_some_alone() -> None:
     assert any("\n" in target for _, target in pairs)
 
 
-@pytest.mark.parametrize(
-    ("rule", "words", "expected"),
-    [
-        ("drop_stop", "It is late.", {"It is late"}),
-        ("drop_stop", "It is late", {None}),
-        ("drop_capital", "Tom likes Mary.", {"tom likes Mary.", "Tom likes mary."}),
-        ("drop_apostrophe", "It's late, isn't it?", {"Its late, isn't it?", "It's late, isnt it?"}),
-        ("drop_word", "He went to the sea.", {"He went the sea.", "He went to sea."}),
-        ("double_word", "Tom ran.", {"Tom tom ran."}),
-        ("slip", "I do.", {None}),
-    ],
-)
-def test_damage(rule: str, words: str, expected: set[str | None]) -> None:
-    found = [getattr(corruption, rule)(words.split(), random.Random(i)) for i in range(20)]
-    assert {out and " ".join(out) for out in found} == expected
-
-
 def test_split_is_fixed() -> None:
     out = [i for i in range(20_000) if corruption.held_out(f"sentence {i}")]
     assert len(out) / 20_000 == pytest.approx(0.02, abs=0.004)
     assert out[:7] == [108, 124, 152, 203, 220, 237, 248]
-
-
-UNSURE = 0.4
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> spm.SentencePieceProcessor:
-    return load_tokenizer(Path(__file__).parents[1] / "weights" / "correct-base")
-
-
-class Model:
-    """Gives each token of the labels probability 1, but `UNSURE` to those of some words."""
-
-    def __init__(self, unsure: set[int]) -> None:
-        self._unsure = unsure
-
-    def eval(self) -> Model:
-        return self
-
-    def __call__(self, *, labels: torch.Tensor, **_: torch.Tensor) -> Any:
-        logits = torch.full((*labels.shape, 3200), -30.0)
-        known = labels.clamp(min=0)[..., None]
-        chosen = torch.tensor(0.0).expand(known.shape).clone()
-        for token in self._unsure:
-            logits[..., 2][labels == token] = torch.tensor(1 - UNSURE).log()  # the rest
-            chosen[known == token] = torch.tensor(UNSURE).log()
-        return SimpleNamespace(logits=logits.scatter(-1, known, chosen))
-
-
-def targets(
-    tokenizer: spm.SentencePieceProcessor, pairs: list[tuple[str, str]], unsure: str, least: float
-) -> list[str]:
-    """Return the targets that are left of some pairs, by a model that is unsure of some words."""
-    caution = Caution(Model(set(tokenizer.encode(unsure))), tokenizer, least=least)
-    encoded = [
-        (tokenizer.encode(PREFIX + source, add_eos=True), tokenizer.encode(target, add_eos=True))
-        for source, target in pairs
-    ]
-    found = []
-    for batch in batches(iter(encoded), 0, tokens=64, forever=False):
-        for row in caution(*batch).tolist():
-            ids = [i for i in row if i >= 0]
-            assert ids[-1] == 1
-            assert ids.count(1) == 1
-            found.append(tokenizer.decode(ids[:-1]))
-    return sorted(found)
-
-
-def test_what_a_model_is_not_sure_of_stays(tokenizer: spm.SentencePieceProcessor) -> None:
-    for source, target, unsure in (
-        ("He go home.", "He goes home.", "goes"),
-        ("He is very tired.", "He is tired.", "tired"),
-        ("I like music.", "I like the music.", "the"),
-        ("The childrens play.", "The children play.", "play"),
-        ("He rains, but not now.", "He rains but not now.", "but"),
-        ("What you are doing?", "What are you doing?", "are"),
-        ("I go to", "I go to school.", "school"),
-        ("sometmies we meet.", "Sometimes we meet.", "Sometimes"),
-    ):
-        pairs = [(source, target)]
-        assert targets(tokenizer, pairs, unsure, 0.5) == [source]
-        assert targets(tokenizer, pairs, unsure, 0.01) == [target]
-        assert targets(tokenizer, pairs, "money", 0.99) == [target]
 
 
 def test_texts_are_counted_by_what_became_of_them() -> None:

@@ -4,23 +4,16 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from speculative_t5.doctor.outputs import KNOWN
 from speculative_t5.serve import app
 from speculative_t5.serve.requests import Refused
 
-import psutil
 import pytest
 import serve_load
-from programs.clients import new_client, settle
-from programs.nonsense import Wrong
 from serving import FAIL, FakeService, Served, serving
 from starlette.responses import JSONResponse, Response
 
 PROMPTS = [f"Sentence number {i}." for i in range(40)]
 IDLE = {"queued": 0.0, "rows": 0.0}
-
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -80,21 +73,6 @@ def test_another_output_is_noticed(
     assert "instead of 'something else'" in err
 
 
-def test_those_who_stay_get_their_outputs(
-    served: Served, prompts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    serve_load.main(
-        [served.url], clients="8", requests=100, turns=1, prompts=prompts, join=2, disturb=True,
-        as_json=True,
-    )  # fmt: skip
-    assert [f"{PROMPTS[2]} {PROMPTS[3]}"] in [call.prompts for call in served.service.calls]
-    (_, found) = json.loads(capsys.readouterr().out)["variants"]
-    others = found["others"]
-    assert others["malformed"] > 2 and others["left"] > 0
-    assert found["answers"] + others["left"] + others["malformed"] == 100
-    assert found["differ"] == 0
-
-
 async def lenient(*_: object) -> Response:
     return JSONResponse({})
 
@@ -120,28 +98,3 @@ def test_what_a_server_must_not_do_ends_the_test(
                 serve_load.main(
                     [served.url], clients="4", requests=200, turns=1, prompts=prompts, disturb=True
                 )
-
-
-def test_wrong_arguments_are_one_line(prompts: Path) -> None:
-    for url, clients in (
-        ("http://a:1", "0"), ("http://a:1", "1,x"), ("http://a:1", "1,"), ("127.0.0.1:8080", "1"),
-        ("http://a:1/v1", "1"),
-    ):  # fmt: skip
-        with pytest.raises(SystemExit, match="^error: .* must be .*, got '[^']*'$"):
-            serve_load.main([url], clients=clients, prompts=prompts)
-
-
-async def test_rows_that_are_left_over_are_noticed(served: Served) -> None:
-    served.service.now = {"queued": 0, "rows": 1}
-    async with new_client(served.url) as client:
-        with pytest.raises(Wrong, match="still has .*'rows': "):
-            await settle(client, seconds=0.2)
-    assert serve_load.process_at(served.port) == psutil.Process()
-
-
-def test_batch_gives_the_expected_outputs() -> None:
-    sentences = [*KNOWN][:2]
-    offline = serve_load.Offline(sentences, ["--max-tokens", "30"])
-    speed, rate = offline.run()
-    assert offline.texts == [KNOWN[sentence] for sentence in sentences]
-    assert 0 < rate < speed

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import device
-from speculative_t5.checkpoints.inspection import Listed
 from speculative_t5.cli import terminal
-from speculative_t5.cli.models import as_lines
 from speculative_t5.cli.terminal import legend, shaded, show, signals_held
 from speculative_t5.cpu import libraries
 from speculative_t5.decoding import Stats
@@ -226,17 +224,3 @@ def test_outputs_cannot_command_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
         assert "\x1b" not in text and "\r" not in text
         mark = "\N{REPLACEMENT CHARACTER}"
         assert text.splitlines()[-2:] == [f"a{mark}[2Jb{mark}", "        c"]
-
-
-def test_the_list_of_models_is_a_table() -> None:
-    found = [
-        Listed(Path("w/big"), "T5 v1.1", 248_000_000, ("bfloat16",), 496_000_000, ("s[all]",)),
-        Listed(Path("weights/s[all]"), "T5 v1.1", 3_000_000, ("8 bits",), 3_500_000),
-        Listed(Path("weights/torn"), size=12, error="it ends\n[/relu]: convert it again"),
-    ]
-    assert list(as_lines(found)) == [
-        "model   family   parameters  stored as   on disk  drafts that fit",
-        "big     T5 v1.1     248.0 M  bfloat16   496.0 MB  s[all], lookup",
-        "s[all]  T5 v1.1       3.0 M  8 bits       3.5 MB  lookup",
-        "torn cannot be loaded: it ends [/relu]: convert it again",
-    ]

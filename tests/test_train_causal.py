@@ -107,20 +107,6 @@ def test_spelling_the_end_does_not_end_a_document(texts: list[str]) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == f"onetwo {END} three"
 
 
-def test_unusable_text_and_output_are_refused(tmp_path: Path) -> None:
-    for name, content, output, message in (
-        ("a.txt.xz", b"no archive", "pair", "error: .*a.txt.xz cannot be read as text"),
-        ("a.txt", b"too little\n" * 90, "pair", "to hold out, and each has to be more than 256"),
-        ("a.txt", b"", ".", "holds a.txt and is not a pair: choose another"),
-        ("a.txt", b"", "a.txt", "is a file and is not a pair: choose another"),
-    ):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(SystemExit, match=message):
-            train_causal.main(text=[tmp_path / name], output=tmp_path / output, steps=1, seed=0)
-        assert [path.name for path in tmp_path.iterdir()] == [name]
-        (tmp_path / name).unlink()
-
-
 SHAPE = {
     "vocab_size": 128, "d_model": 16, "d_kv": 4, "num_heads": 4, "d_ff": 32, "num_layers": 2,
     "num_decoder_layers": 2, "feed_forward_proj": "relu", "tie_word_embeddings": True,
@@ -215,18 +201,3 @@ def test_the_result_is_converted_and_trained_further(
         assert tokenizer.prefix == "correct: "
         config = json.loads((source / "config.json").read_text())
         assert (config["draft"], config["min_probability"]) == ("small", 0.5)
-
-
-def test_a_model_learns_what_its_teacher_says(converted: Path, tmp_path: Path, clock: None) -> None:
-    """The loss is the divergence from the teacher: 0 for itself, and it falls for another."""
-    run = make_run(start(converted, 120), minutes=0.4)
-    batch = torch.tensor([EXAMPLE[0]]), torch.ones(1, 4), torch.tensor([[*EXAMPLE[1], -100]])
-    right = run._loss(*batch).item()
-    run.teacher = start(converted, 120).eval()
-    assert run._loss(*batch).item() == pytest.approx(0, abs=1e-5) != right
-    torch.manual_seed(1)
-    for weight in run.teacher.parameters():
-        weight.data += 0.1 * torch.randn_like(weight)
-    before = run._loss(*batch).item()
-    run.train(examples, {}, tmp_path / "model.pt", every=1, batch=16)
-    assert 0 < run._loss(*batch).item() < before / 2
