@@ -11,8 +11,8 @@ from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints import load_draft, save_draft
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.doctor import Subject, speed
-from speculative_t5.models import Quantization, SharingConfig, SharingDraft
-from speculative_t5.models.t5 import T5, quantize
+from speculative_t5.models import SharingConfig, SharingDraft
+from speculative_t5.models.t5 import T5
 
 import mlx.core as mx
 import pytest
@@ -101,16 +101,8 @@ def resized(target: T5) -> T5:
     return model
 
 
-def other(target: T5) -> T5:
-    """A quantized model of the same shapes."""
-    mx.random.seed(5)
-    model = T5(target.config)
-    quantize(model, Quantization(8, 32))
-    return model
-
-
 OTHERS: list[Callable[[T5], Any]] = [
-    fine_tuned, resized, other, lambda _: tiny_causal(vocab_size=20), lambda _: None,
+    fine_tuned, resized, lambda _: tiny_causal(vocab_size=20), lambda _: None,
 ]  # fmt: skip
 
 
@@ -125,10 +117,7 @@ SHORT = "0" * 16 + "." + "0" * 20  # a fingerprint of fewer weights than there a
 # Entries of config.json, or files, and what the error says.
 DAMAGES: list[tuple[dict[str, Any], str]] = [
     ({"num_decoder_layers": 0}, "num_decoder_layers in config.json is "),
-    ({"d_ff": "two"}, "d_ff in config.json is "),
     ({"draft_vocab": 2**40}, "draft_vocab in config.json is "),
-    ({"num_decoder_layers": None}, "num_decoder_layers in config.json is missing"),
-    ({"num_decoder_layers": 9999}, "num_decoder_layers in config.json is 9999"),
     ({"num_decoder_layers": 2}, "has no tensor decoder.layers.1."),
     ({"d_ff": 7}, "expected (7, 32)"),
     ({"d_ff": 2**24}, "expected (16777216, 32)"),
@@ -144,7 +133,6 @@ DAMAGES: list[tuple[dict[str, Any], str]] = [
     ({"config.json": b"{"}, "config.json is not JSON"),
     ({"config.json": b"[1]"}, "config.json holds a list"),
     ({"weights.npz": b"junk"}, "weights.npz"),
-    ({"weights.npz": b""}, "weights.npz"),
 ]
 
 
