@@ -13,7 +13,7 @@ from functools import partial, partialmethod
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, decoding, device
-from speculative_t5.decoding.draft_length import AdaptiveSchedule, Calibration, Counts
+from speculative_t5.decoding.draft_length import Calibration, Counts
 from speculative_t5.models import T5, DecoderOnlyModel, SharingDraft, t5_session
 
 import mlx.core as mx
@@ -62,7 +62,22 @@ def run_script(script: str) -> subprocess.CompletedProcess[str]:
 def test_threads_that_share_a_decoder_give_the_same_outputs(
     kind: str, num_draft: Any, monkeypatch: pytest.MonkeyPatch, restless: None
 ) -> None:
-    monkeypatch.setattr(decoding, "calibrate", lambda *_: CALIBRATION)
+    calibrations: list[int] = []
+    learning, add = threading.Lock(), Counts.add
+
+    def calibrate(*_: object) -> Calibration:
+        calibrations.append(1)
+        time.sleep(0.2)  # all others have begun by then
+        return CALIBRATION
+
+    def add_alone(counts: Counts, outcome: decoding.Outcome) -> None:
+        assert learning.acquire(blocking=False)
+        time.sleep(0.001)
+        add(counts, outcome)
+        learning.release()
+
+    monkeypatch.setattr(decoding, "calibrate", calibrate)
+    monkeypatch.setattr(Counts, "add", add_alone)
     model, draft = tiny_pair(kind, vocab_size=20, layers=2, seed=VARIED[kind])
     alone = SpeculativeDecoder(model, draft, num_draft=num_draft)
     expected = [alone.generate(prompt, max_tokens=20).tokens for prompt in PROMPTS]
@@ -79,6 +94,7 @@ def test_threads_that_share_a_decoder_give_the_same_outputs(
 
     both = zip(expected, [*expected[1:], expected[0]], strict=True)
     assert at_once(work) == [[*each] for each in both]
+    assert len(calibrations) == (2 if num_draft == "auto" else 0), "one for each decoder"
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -196,36 +212,6 @@ def test_a_stream_may_move_between_threads() -> None:
     while chunk := at_once(lambda _: next(chunks, None), 1)[0]:
         found.append(chunk.tokens)
     assert found == expected and len(found) > 2
-
-
-def test_only_one_thread_calibrates(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def slowly(*_: object) -> Calibration:
-        calls.append(1)
-        time.sleep(0.2)  # all others have begun by then
-        return CALIBRATION
-
-    monkeypatch.setattr(decoding, "calibrate", slowly)
-    model = tiny_model(vocab_size=20)
-    shared = SpeculativeDecoder(model, tiny_draft(model), num_draft="auto")
-    at_once(lambda i: shared.generate(PROMPTS[i], max_tokens=4))
-    assert len(calls) == 1
-
-
-def test_a_schedule_is_updated_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = threading.Lock()
-    add = Counts.add
-
-    def slowly(counts: Counts, outcome: decoding.Outcome) -> None:
-        assert running.acquire(blocking=False)
-        time.sleep(0.01)
-        add(counts, outcome)
-        running.release()
-
-    monkeypatch.setattr(Counts, "add", slowly)
-    schedule = AdaptiveSchedule(CALIBRATION)
-    at_once(lambda _: schedule.observe(decoding.Outcome(2, [2], [1], 0.0, 0.0)))
 
 
 EXIT = """
