@@ -1,6 +1,7 @@
 """Draft lengths: a schedule's expectations, choices and learning, and the costs that it goes by."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
@@ -12,7 +13,6 @@ from speculative_t5.decoding import draft_length
 from speculative_t5.decoding.draft_length import (
     MAX_DRAFT,
     PROBE_SHARE,
-    TYPICAL_RATE,
     AdaptiveSchedule,
     Calibration,
     Counts,
@@ -20,7 +20,6 @@ from speculative_t5.decoding.draft_length import (
     Schedule,
     cache_folder,
     calibrate,
-    rate_of_others,
 )
 from speculative_t5.decoding.results import Round
 
@@ -79,16 +78,13 @@ def test_the_length_is_as_good_as_the_best_by_theory() -> None:
 
 
 def test_a_calibration_counts_more_the_more_prompts_it_has() -> None:
-    def expected(rate: float, num_prompts: int) -> float:
-        return rate_of_others(calibration(counted(rate), num_prompts=num_prompts))
+    def length(rate: float, num_prompts: int, draft: float = 0.02) -> int:
+        counts = counted(rate)
+        return AdaptiveSchedule(calibration(counts, draft=draft, num_prompts=num_prompts)).next(99)
 
-    for rate in (0.02, 0.4, 0.95):
-        one, few, many = (expected(rate, n) for n in (1, 4, 1000))
-        assert many == pytest.approx(rate, abs=0.02)
-        assert abs(one - TYPICAL_RATE) <= abs(few - TYPICAL_RATE) <= abs(many - TYPICAL_RATE)
-    assert expected(0.4, 1) > 0.5
-    assert expected(0.02, 1) < 0.3
-    assert AdaptiveSchedule(calibration(counted(0.01), draft=0.4, num_prompts=1)).next(99) == 0
+    assert length(0.2, 1) > length(0.2, 4) > length(0.2, 1000)
+    assert length(0.95, 1, 0.1) < length(0.95, 1000, 0.1)
+    assert length(0.01, 1, 0.4) == 0
 
 
 def test_a_step_in_the_costs_is_seen() -> None:
@@ -134,21 +130,9 @@ def test_it_stops_drafting_and_probes_later_and_later(draft: float) -> None:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for calibrations, which measure briefly."""
+    """An empty folder for calibrations."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in IN_FULL:
-        monkeypatch.setattr(draft_length, name, 0)
     return cache_folder()
-
-
-def stored(draft: float, lengths: int) -> str:
-    """Return a calibration as its file has it, with costs for that many draft lengths."""
-    costs = {"draft_seconds": [draft] * lengths, "verify_seconds": [1.0] * (2 * lengths - 1)}
-    return json.dumps(costs | {"counts": [[1.0] * lengths] * 4, "num_prompts": 1})
-
-
-NAN, SHORT = stored(float("nan"), MAX_DRAFT + 1), stored(1.0, 1)
-IN_FULL = {name: getattr(draft_length, name) for name in ("BUDGET", "SAMPLES", "SETTLING")}
 
 
 class Machine:
@@ -177,13 +161,7 @@ class Machine:
         return self.runs > runs
 
 
-@pytest.fixture
-def in_full(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in IN_FULL.items():
-        monkeypatch.setattr(draft_length, name, value)
-
-
-def test_costs_are_measured(in_full: None) -> None:
+def test_costs_are_measured() -> None:
     brief, found = calibrate(Machine(rounds=1, rows=1), 2, "brief"), calibrate(Machine(), 2)
     assert brief.draft_seconds[1] > 9, "the encoder is part of every draft"
     assert brief.verify_seconds == pytest.approx(found.verify_seconds)
@@ -226,7 +204,10 @@ def test_a_damaged_file_is_measured_again(cache: Path) -> None:
     machine = Machine()
     first = calibrate(machine, 2)
     (path,) = cache.iterdir()
-    for content in ("", "[]", "{}", '{"counts": 3}', "\xff", SHORT, NAN):
+    whole = json.loads(path.read_text())
+    costs = [1.0], [math.nan] * (MAX_DRAFT + 1)
+    short, odd = (json.dumps(whole | {"draft_seconds": each}) for each in costs)
+    for content in ("", "[]", "{}", '{"counts": 3}', "\xff", short, odd):
         path.write_text(content, encoding="latin-1")
         assert machine.measures(), content
         assert calibrate(machine, 2) == first and json.loads(path.read_text())["counts"]
@@ -239,9 +220,7 @@ def test_calibration_works_without_a_writable_cache(cache: Path) -> None:
     assert cache.read_text() == "in the way"
 
 
-def test_a_slow_machine_is_measured_once_per_length(
-    in_full: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_machine_is_measured_once_per_length(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     machine = Machine()
@@ -258,7 +237,7 @@ def make_decoder(**options: Any) -> SpeculativeDecoder:
 
 
 def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(
-    in_full: None, cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure = draft_length.measure  # costs that this machine's load cannot change
     monkeypatch.setattr(draft_length, "measure", lambda _, count: measure(Machine(), count))
@@ -275,8 +254,12 @@ def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_auto_repeats_itself(cache: Path, temperature: float) -> None:
+def test_auto_repeats_itself(
+    cache: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After other prompts, and in a later process, which finds the calibration."""
+    for name in ("BUDGET", "SETTLING"):
+        monkeypatch.setattr(draft_length, name, 0)
     decoding: dict[str, Any] = {"lookup": True} if temperature else {"delta": 0.5}
     one = make_decoder(**decoding)
     options: dict[str, Any] = {"max_tokens": 40, "seed": 5, "temperature": temperature}
