@@ -18,7 +18,6 @@ import pytest
 from checkpoints import refused
 from commands import Call
 from conftest import REPOSITORY
-from messages import check_message
 
 # Outputs of commands are compared with those of others.
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
@@ -77,12 +76,8 @@ def test_characters_that_the_vocabulary_lacks_are_named_once(call: Call, lacking
 def test_a_prompt_that_is_too_long_is_an_error(call: Call) -> None:
     for command in (("--json", "--prompt", LONG), ("bench", "--prompts", "long.txt")):
         done = call(*command)
-        assert (done.code, done.out) == (2, "")
-        (line,) = done.err
-        found = r"the prompt has \d+ tokens, more than the 512 that the model is made for: use "
-        assert re.match(f"error: {found}", line)
-        assert "(--truncate)" in line and "(the command document)" in line
-        check_message(line.removeprefix("error: "))
+        done.check_error(" tokens, more than the 512 that the model is made for")
+        assert "(--truncate)" in done.err[0] and "(the command document)" in done.err[0]
 
 
 def test_truncate_cuts_a_prompt_and_says_so(call: Call) -> None:
@@ -181,9 +176,7 @@ def test_a_search_takes_no_default_draft(call: Call) -> None:
     assert (record["text"], record["score"]) == (best.text, pytest.approx(best.score, abs=1e-4))
     assert call(*HOME, "--num-beams", "3").out == f"{best.text}\n"
     for draft in (["--draft-model", "correct-small"], ["--lookup"]):
-        (line,) = call(*HOME, *given, *draft).err
-        check_message(line.removeprefix("error: "))
-        assert "does not go with a draft" in line
+        call(*HOME, *given, *draft).check_error("does not go with a draft")
 
 
 def test_several_outputs_are_printed_a_line_each(call: Call) -> None:
