@@ -386,16 +386,21 @@ def test_checks_are_chosen(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_json_has_every_number(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the names as they were given: the folder of a draft from the Hub has a commit's."""
     seen = faked(monkeypatch, known="skipped", rows="failed")
-    done = call("doctor", "--json", "--model", "weights/target", "--draft-model", "lookup")
-    (result,) = done.records
-    assert done.code == 1
-    assert result.keys() == {"model", "draft", "dtype", "checks", "failed", "seconds"}
-    assert (result["model"], result["draft"], result["dtype"]) == ("weights/target", None, None)
-    assert result["failed"] == ["rows"]
+    monkeypatch.setattr(command, "find_cached", lambda name: Path("weights/draft"))
     fields = {"name", "status", "reason", "notes", "details", "seconds"}
-    assert all(check.keys() == fields for check in result["checks"])
-    assert {subject.draft for subject in seen} == {None}
+    for given, name, folder in (
+        ("lookup", None, None), ("some/draft", "some/draft", "weights/draft"),
+    ):  # fmt: skip
+        done = call("doctor", "--json", "--model", "weights/target", "--draft-model", given)
+        (result,) = done.records
+        assert done.code == 1
+        assert result.keys() == {"model", "draft", "dtype", "checks", "failed", "seconds"}
+        assert (result["model"], result["draft"], result["dtype"]) == ("weights/target", name, None)
+        assert result["failed"] == ["rows"]
+        assert all(check.keys() == fields for check in result["checks"])
+        assert seen[-1].draft == folder
 
 
 def test_the_home_folder_is_not_in_the_report(
@@ -420,23 +425,6 @@ def test_the_home_folder_is_found_however_it_is_written(
     assert command.without_home("/ and /x") == "/ and /x"
     monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
     assert command.without_home("/x ~") == "/x ~"
-
-
-def test_a_draft_is_reported_as_it_was_given(
-    place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder of one from the Hub is named after a commit."""
-    seen = faked(monkeypatch)
-    folder = str(place / "weights" / "draft")
-    monkeypatch.setattr(
-        command, "find_cached", lambda name: Path(folder) if name == "some/draft" else None
-    )
-    options = ("--model", "weights/target", "--draft-model", "some/draft")
-    assert call("doctor", *options).out.startswith(
-        "speculative_t5 doctor: weights/target, drafts by some/draft\n"
-    )
-    assert seen[0].draft == folder
-    assert call("doctor", "--json", *options).records[0]["draft"] == "some/draft"
 
 
 def test_models_that_do_not_fit_are_refused_before_any_check(
