@@ -88,7 +88,7 @@ def write_causal(
     return model
 
 
-def write_tokenizer(folder: Path, *, chat: bool = True, **settings: Any) -> None:
+def write_tokenizer(folder: Path) -> None:
     """Train and save a byte-level BPE of 300 pieces, whose EOS is id 0."""
     from tokenizers import ByteLevelBPETokenizer
 
@@ -98,6 +98,5 @@ def write_tokenizer(folder: Path, *, chat: bool = True, **settings: Any) -> None
         special_tokens=[END, "<|user|>", "<|assistant|>"],
     )  # fmt: skip
     backend.save(str(folder / "tokenizer.json"))
-    stored = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
-    stored |= {"chat_template": CHAT} if chat else {}
-    (folder / "tokenizer_config.json").write_text(json.dumps(stored | settings))
+    stored = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": CHAT}
+    (folder / "tokenizer_config.json").write_text(json.dumps(stored))

@@ -6,8 +6,6 @@ import functools
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -326,14 +324,3 @@ def quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     for name in ("decoding.draft_length.BUDGET", "decoding.draft_length.SETTLING",
                  "bench.benchmark.MIN_SECONDS"):  # fmt: skip
         monkeypatch.setattr(f"speculative_t5.{name}", 0.0)
-
-
-def run(
-    place: Path, *arguments: str | bytes, stdin: bytes | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    added = {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": "cache"}
-    return subprocess.run(
-        [sys.executable, "-m", "speculative_t5", *arguments],
-        cwd=place, env=os.environ | added, input=stdin, capture_output=True, check=False,
-        stdin=subprocess.DEVNULL if stdin is None else None,
-    )  # fmt: skip

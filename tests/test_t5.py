@@ -37,18 +37,6 @@ def test_prompts_encoded_in_groups_give_the_logits_of_single_ones(
     assert len(passes) >= least
     assert all(rows * length <= limit or rows == 1 for rows, length in passes)
     assert_close(session.step(first), np.concatenate(alone))
-    encoded = session.encode(prompts[:3])
-    passes.clear()
-    session.truncate([2] * 12)
-    assert session.replace([3, 7], encoded[1::-1]) == [[0]] * 2
-    assert session.replace([1], encoded[2:]) == [[0]]
-    assert passes == [], "they are encoded already"
-    assert session.lengths == [2, 0, 2, 0, 2, 2, 2, 0, 2, 2, 2, 2]
-    rows = [first[i] for i in range(12)]
-    rows[7], rows[3], rows[1] = rows[:3]
-    again = session.step(mx.stack(rows))
-    for row, source in ((7, 0), (3, 1), (1, 2)):
-        assert_close(again[row], np.array(alone[source][0]))
 
 
 def test_relative_position_buckets_match_transformers() -> None:

@@ -14,8 +14,8 @@ from speculative_t5.distributed import Message, ProcessGroup
 
 import mlx.core as mx
 import pytest
-from commands import Call
-from conftest import V1_0, run, write_checkpoint
+from commands import Call, start
+from conftest import V1_0, write_checkpoint
 from messages import check_message
 from ranks import Pair, run_ranks
 
@@ -70,8 +70,9 @@ def write_prompts(folder: Path) -> None:
 def expected(models: Path) -> bytes:
     """The records that one process writes."""
     write_prompts(models)
-    done = run(models, *BATCH, "alone.jsonl", "--force")
-    assert done.returncode == 3, done.stderr
+    alone = start(models, *BATCH, "alone.jsonl", "--force")
+    _, errors = alone.communicate()
+    assert alone.returncode == 3, errors
     return (models / "alone.jsonl").read_bytes()
 
 
