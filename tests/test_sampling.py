@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import KINDS, VARIED, output_logits, tiny, tiny_draft, tiny_pair
+from reference import TRANSFORMS, transformed_rows
 
 
 def keys(rows: int) -> mx.array:
@@ -87,16 +88,25 @@ def test_filters_agree_with_the_definition(top_k: int, top_p: float) -> None:
 
 SOURCE = [4, 5, 6, 1]
 SAMPLERS = [Sampler(), Sampler(0.7, top_k=4), Sampler(1.3, top_p=0.8)]
+SAMPLERS += [Sampler(0.8, transform=TRANSFORMS[name]) for name in ("together", "forced")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_probabilities_equal_those_of_a_pass_over_the_whole_output(kind: str) -> None:
     model = tiny(kind, vocab_size=12, layers=2)
+    start = SOURCE if model.info.is_decoder_only else [0]
     for sampler, count in product(SAMPLERS, (0, 1, PASS, PASS + 1)):
         tokens = np.random.default_rng(0).integers(2, 12, count).tolist()
         # Those of temperature 0 are those of 1.
         temperature = sampler if sampler.temperature else Sampler(1.0)
-        probs = np.array(temperature.probs(output_logits(model, SOURCE, [tokens[:-1]])[0]))
+        logits = output_logits(model, SOURCE, [tokens[:-1]])[0]
+        if sampler.transform:
+            rows = [
+                transformed_rows(sampler.transform, row[None], start, [tokens[:i]])
+                for i, row in enumerate(logits)
+            ]
+            logits = mx.concatenate(rows)
+        probs = np.array(temperature.probs(logits))
         found = token_probabilities(model, SOURCE, tokens, sampler, 12, 12)
         np.testing.assert_allclose(found, [probs[i, t] for i, t in enumerate(tokens)], atol=1e-5)
     small = tiny_draft(model, vocab_size=8)
