@@ -1,8 +1,6 @@
 """What the server refuses, and how: OpenAI's error objects, one clear line in each."""
 
-import asyncio
 import json
-import random
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -187,19 +185,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_body_is_refused_before_it_is_read(served: Served, impatient: None) -> None:
-    check_error(served.post(prompt="a" * 100_001), 413)
+    check_error(served.client.post("/v1/completions", content=b" " * 8 * 2**20), 413)
     assert answer_to(served, b"Content-Length: 100001\r\n\r\n").startswith("HTTP/1.1 413 ")
-
-
-def test_the_answer_to_a_huge_body_reaches_clients_that_read_after_sending(served: Served) -> None:
-    async def send() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=served.url, timeout=PATIENCE) as client:
-            return [
-                await client.post("/v1/completions", content=b" " * 8 * 2**20) for _ in range(3)
-            ]
-
-    for response in asyncio.run(send()):
-        check_error(response, 413)
 
 
 def test_a_body_without_a_length_is_refused_before_it_is_read() -> None:
@@ -298,29 +285,6 @@ def test_pages_of_other_sites_may_not_ask() -> None:
         assert served.client.get("/health", headers={"host": "evil.org"}).status_code == 200
         allowed = served.client.post("/v1/completions", headers=cross, json={"prompt": "a"})
         assert allowed.headers["access-control-allow-origin"] == "https://evil.org"
-
-
-def test_nothing_that_is_sent_makes_the_server_fail(served: Served) -> None:
-    """Whatever JSON comes, the answer is an output or says what was wrong."""
-    values: list[Any] = [
-        None, True, False, 0, -1, 1, 2**31, 2**63, 0.5, -1e300, "", "a", "\0", [], [1], ["a"],
-        [[1]], [[]], [None], {}, {"a": 1}, {"1": 1}, {"type": "text"},
-    ]  # fmt: skip
-    names = (
-        "model prompt messages max_tokens max_completion_tokens temperature top_p top_k n seed "
-        "stop stream stream_options logit_bias logprobs best_of echo suffix tools bad_words "
-        "forced_tokens speculative speculative_t5 user what_ever"
-    ).split()
-    chance = random.Random(5)
-    for _ in range(100):
-        fields = {name: chance.choice(values) for name in chance.sample(names, 3)}
-        path = chance.choice(["/v1/completions", CHAT])
-        if chance.random() < 0.7:
-            fields |= {"prompt": "a b", "messages": [USER]}
-        response = served.post(path, **fields)
-        if response.status_code != 200:
-            assert response.status_code in (400, 404), (fields, response.text)
-            check_message(response.json()["error"]["message"])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +17,6 @@ from serving import FAIL, PATIENCE, STALL, FakeService, Served, serving
 
 pytestmark = pytest.mark.anyio
 MESSAGES: Any = [{"role": "user", "content": "a b c"}]
-USAGE: Any = {"include_usage": True}
 
 
 @pytest.fixture(scope="module")
@@ -282,52 +280,27 @@ def test_events_have_no_ends_of_lines_that_some_clients_see() -> None:
     assert json.loads(event.removeprefix("data: ")) == {"text": "a\u2028b\u0085c ☕"}
 
 
-@pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with connected(served) as made:
-        yield made
-
-
 def connected(served: Served, key: str = "right", retries: int = 0) -> openai.OpenAI:
     return openai.OpenAI(
         base_url=f"{served.url}/v1", api_key=key, max_retries=retries, timeout=PATIENCE
     )
 
 
-def test_completions_and_models(client: openai.OpenAI, served: Served) -> None:
-    more = {"top_k": 5, "repetition_penalty": 1.5, "speculative": False, "speculative_t5": True}
-    done = client.completions.create(model="tiny", prompt="a b c", extra_body=more)
-    assert done.choices[0].text == "A B C" and done.choices[0].finish_reason == "stop"
-    assert done.usage is not None and done.usage.completion_tokens == 4
-    extra = done.choices[0].model_extra
-    assert extra is not None and extra["speculative_t5"]["stats"]["emitted"] == 4
-    options = served.service.calls[-1].options
-    assert (options.top_k, options.repetition_penalty, options.speculative) == (5, 1.5, False)
-    many = client.completions.create(model="tiny", prompt=[[1, 2], [3]], n=2, temperature=1, seed=3)
-    assert [choice.text for choice in many.choices] == ["1 2", "1 2 AGAIN", "3", "3 AGAIN"]
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("tiny").owned_by == "speculative_t5"
-
-
-def test_chats(client: openai.OpenAI) -> None:
-    ask: Any = partial(client.chat.completions.create, model="tiny", messages=MESSAGES)
-    done = ask(max_completion_tokens=2)
-    assert done.choices[0].message.content == "A B"
-    assert done.choices[0].finish_reason == "length"
-    *said, last = ask(stream=True, stream_options=USAGE)
-    assert "".join(part.choices[0].delta.content or "" for part in said) == "A B C"
-    assert said[0].choices[0].delta.role == "assistant"
-    assert said[-1].choices[0].finish_reason == "stop"
-    assert last.choices == [] and last.usage is not None
-    with client.chat.completions.stream(model="tiny", messages=MESSAGES) as stream:
-        assert stream.get_final_completion().choices[0].message.content == "A B C"
-
-
-def test_an_error_within_a_stream_is_raised(client: openai.OpenAI) -> None:
-    stream = client.completions.create(model="tiny", prompt=f"a b {FAIL}", stream=True)
-    assert next(stream).choices[0].text == "A B"
-    with pytest.raises(openai.APIError, match="decoding has failed"):
-        next(stream)
+def test_openais_client_reads_completions_chats_models_and_errors(served: Served) -> None:
+    with connected(served) as client:
+        done = client.completions.create(
+            model="tiny", prompt="a b c", extra_body={"top_k": 5, "speculative_t5": True}
+        )
+        assert done.choices[0].text == "A B C" and served.service.calls[-1].options.top_k == 5
+        assert done.choices[0].model_extra is not None
+        assert done.choices[0].model_extra["speculative_t5"]["stats"]["emitted"] == 4
+        with client.chat.completions.stream(model="tiny", messages=MESSAGES) as said:
+            assert said.get_final_completion().choices[0].message.content == "A B C"
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        stream = client.completions.create(model="tiny", prompt=f"a b {FAIL}", stream=True)
+        assert next(stream).choices[0].text == "A B"
+        with pytest.raises(openai.APIError, match="decoding has failed"):
+            next(stream)
 
 
 def test_a_wrong_key_is_an_error_and_a_full_queue_is_tried_again() -> None:
