@@ -56,39 +56,35 @@ def test_hypotheses_are_those_of_transformers(both: tuple[Any, Any], request: An
     assert "eos" in reasons
 
 
-class NoRepeats:
-    """Rules out an output's last two tokens, and favors ids that its length divides."""
-
-    def scores(self, size: int, contexts: list[list[int]]) -> np.ndarray:
-        added = np.zeros((len(contexts), size), np.float32)
-        for row, context in enumerate(contexts):
-            added[row, :: len(context)] += 2
-            added[row, context[-2:]] = -math.inf
-        return added
-
-    def __call__(self, ids: Any, scores: Any) -> Any:
-        import torch
-
-        return scores + torch.from_numpy(self.scores(scores.shape[1], ids.tolist()))
-
-    def process(self, tokens: mx.array, scores: mx.array) -> mx.array:
-        assert scores.dtype == mx.float32 and scores.shape[0] == 1
-        context: Any = tokens.tolist()
-        return scores + mx.array(self.scores(scores.shape[1], [context]))
+def ruled(contexts: list[list[int]], scores: np.ndarray) -> np.ndarray:
+    """Rule out the last two tokens of an output, and favor ids that its length divides."""
+    scores = scores.copy()
+    for row, context in zip(scores, contexts, strict=True):
+        row[:: len(context)] += 2
+        row[context[-2:]] = -math.inf
+    return scores
 
 
 @pytest.mark.cpu
 def test_a_transform_sees_what_a_logits_processor_sees(both: tuple[Any, Any]) -> None:
+    import torch
+
+    def ours(tokens: mx.array, scores: mx.array) -> mx.array:
+        assert scores.dtype == mx.float32 and scores.shape[0] == 1
+        return mx.array(ruled([tokens.tolist()], np.array(scores)))  # type: ignore[list-item]
+
+    def theirs(ids: Any, scores: Any) -> Any:
+        return torch.from_numpy(ruled(ids.tolist(), scores.numpy()))
+
     reference, model = both
-    rule = NoRepeats()
     # Of the same length: transformers would show padding to the processor.
     prompts = [prompt[:3] for prompt in random_prompts(model, 2)]
     options = BeamOptions(3, num_return_sequences=2)
-    transform = LogitsTransform(processors=(rule.process,))
+    transform = LogitsTransform(processors=(ours,))
     found = search(model, prompts, options, MAX_TOKENS, transform=transform)
-    expected = reference_search(reference, prompts, options, MAX_TOKENS, [rule])
-    for ours, theirs in zip(found, expected, strict=True):
-        assert_same(ours.hypotheses, theirs)
+    expected = reference_search(reference, prompts, options, MAX_TOKENS, [theirs])
+    for each, hypotheses in zip(found, expected, strict=True):
+        assert_same(each.hypotheses, hypotheses)
 
 
 DEAD_ENDS = ("once each", "nothing after the end", "dead", "dead or ended")
