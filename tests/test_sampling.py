@@ -101,11 +101,8 @@ def test_probabilities_equal_those_of_a_pass_over_the_whole_output(kind: str) ->
         temperature = sampler if sampler.temperature else Sampler(1.0)
         logits = output_logits(model, SOURCE, [tokens[:-1]])[0]
         if sampler.transform:
-            rows = [
-                transformed_rows(sampler.transform, row[None], start, [tokens[:i]])
-                for i, row in enumerate(logits)
-            ]
-            logits = mx.concatenate(rows)
+            outputs = [tokens[:i] for i in range(len(logits))]
+            logits = transformed_rows(sampler.transform, logits, start, outputs)
         probs = np.array(temperature.probs(logits))
         found = token_probabilities(model, SOURCE, tokens, sampler, 12, 12)
         np.testing.assert_allclose(found, [probs[i, t] for i, t in enumerate(tokens)], atol=1e-5)
