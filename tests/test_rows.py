@@ -1,12 +1,11 @@
 """Rows with options of their own, which join and leave, each as if alone; and how they wait."""
 
 import random
-import threading
 from functools import cache
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding import read, syncs
+from speculative_t5.decoding import syncs
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.decoding.loop import Batch, Request, decode
 from speculative_t5.decoding.results import Round
@@ -165,11 +164,3 @@ def test_a_round_waits_once(kind: str, drafter: str, device_reads: list[str]) ->
             batch.round()
             assert (syncs() - before[0], len(device_reads) - before[1]) == (waits, waits)
             batch.drop()
-
-
-def test_syncs_are_counted_by_thread() -> None:
-    before, ids = syncs(), mx.array([[3, 4]])
-    other = threading.Thread(target=read, args=(mx.array([[1]]),))
-    other.start()
-    other.join()
-    assert read(ids) == [[3, 4]] and syncs() - before == 1
