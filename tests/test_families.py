@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from speculative_t5.checkpoints.inspection import inspect
 
 import mlx.core as mx
 import pytest
-from conftest import REPOSITORY
 from families import FAMILIES, FORMATS, assert_close, reference_logits, write_family
 
 SOURCE = [[5, 17, 100, 3, 150, 9, 40, 6], [77, 12, 8, 2, 0, 0, 0, 0]]  # padded by 0
@@ -56,14 +53,6 @@ def test_checkpoints_match_transformers(name: str, form: str, tmp_path: Path) ->
     plain = decoder.generate_batch(prompts, max_tokens=9, speculative=False)
     for out, alone in zip(decoder.generate_batch(prompts, max_tokens=9), plain, strict=True):
         assert out.tokens == alone.tokens and out.text == alone.text
-
-
-def test_convert_py_converts_a_checkpoint(tmp_path: Path) -> None:
-    expected = reference_logits(write_family(tmp_path / "source", "umt5", "bin"), SOURCE, TARGET)
-    command = [sys.executable, REPOSITORY / "convert.py", "--model", "source", "--output", "out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("out (") and not done.stderr
-    assert_parity(tmp_path / "out", expected)
 
 
 def test_an_old_umt5_is_not_scaled(tmp_path: Path) -> None:
