@@ -1,6 +1,5 @@
 """Options of commands, and what they say beside their outputs, with the shipped pair."""
 
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,9 +36,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_footer_says_whether_the_output_was_cut(call: Call) -> None:
-    assert re.fullmatch(r"\d+ tok/s - 5 tokens - .* tokens per round", call(*HOME).err[-1])
-    cut = call(*HOME, "--max-tokens", "3")
-    assert cut.err[-1].endswith(" tokens per round - cut at --max-tokens 3")
     lines = call("repl", "--max-tokens", "3", stdin="He go home.\n/set max_tokens 9\nHe go home.\n")
     first, second = lines.err
     assert first.endswith(" - cut at --max-tokens 3") and "cut" not in second
@@ -97,13 +93,9 @@ def test_types_go_by_name() -> None:
     folder = REPOSITORY / "weights" / "correct-small"
     for name in ("float32", "float16", "bfloat16"):
         assert load(folder, dtype=name)[0].dtype == getattr(mx, name)
-
-
-@pytest.mark.parametrize("read", [load, SpeculativeDecoder.from_pretrained])
-def test_other_types_are_refused(read: Any) -> None:
     for dtype in ("int8", "", "FLOAT32", mx.int32, 3):
         with refused("dtype must be float32, float16 or bfloat16, "):
-            read(REPOSITORY / "weights" / "correct-small", dtype=dtype)
+            load(folder, dtype=dtype)
 
 
 @pytest.mark.parametrize(
