@@ -29,14 +29,14 @@ def product(request: pytest.FixtureRequest, tmp_path: Path) -> Product:
     return own_copy(tmp_path, level=request.param)
 
 
-def own_copy(folder: Path, *, rows: int = 10**6, threads: int = 2, level: int = 2) -> Product:
+def own_copy(folder: Path, *, rows: int = 10**6, level: int = 2) -> Product:
     """Return a function for alpha x w + beta y, by a copy of the library that MLX uses."""
     built = next(iter(sorted(libraries.FOLDER.glob("_products*.so"))), None)
     if built is None:  # the package works without it, and slower
         pytest.skip("built without a C compiler")
-    copy = shutil.copy(built, folder / f"copy{rows}-{threads}-{level}.so")
+    copy = shutil.copy(built, folder / f"copy{rows}-{level}.so")
     library = ctypes.CDLL(str(copy))
-    library.products_init(None, 0, rows, threads, level)
+    library.products_init(None, 0, rows, 2, level)
     library.cblas_sgemm.argtypes = SGEMM
 
     def multiply(
