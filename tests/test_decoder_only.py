@@ -93,41 +93,30 @@ def test_outputs_end_where_the_context_does(target: DecoderOnlyModel) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("lookup", [False, True])
 def test_a_draft_of_a_shorter_context_stops_drafting_at_its_end(
-    qwen: DecoderOnlyModel, temperature: float
+    qwen: DecoderOnlyModel, lookup: bool, temperature: float
 ) -> None:
-    limit = 30
-    draft = DecoderOnlyModel(qwen.model, eos_token_id=1, max_context=limit)
+    """Neighbours do not notice, nor do those for which lookups follow the drafts."""
+    limit = 24
+    draft = DecoderOnlyModel(tiny_draft(qwen).model, eos_token_id=1, max_context=limit)
     endless = DecoderOnlyModel(qwen.model, eos_token_id=0, max_context=POSITIONS)
-    decoder = SpeculativeDecoder(endless, draft, num_draft=7)
-    long, short = [3] * (limit + 5), prompts(3)[2][:5]
-    outputs = decoder.generate_batch([long, short], max_tokens=60, temperature=temperature)
-    for prompt, out in zip((long, short), outputs, strict=True):
+    decoder = SpeculativeDecoder(endless, draft, num_draft=5, lookup=lookup)
+    rows, runs = [[2, 3, 4, 5] * 5, [2, 3, 4, 5] * 2, [6, 7] * 10, [8] * (limit + 3)], []
+    options = {"max_tokens": 40, "temperature": temperature}
+    for batch_size in (1, 2, 4):
+        outputs = decoder.generate_batch(rows, batch_size=batch_size, **options)
+        runs.append([(o.tokens, o.stats.num_drafted, o.stats.num_accepted) for o in outputs])
+    assert runs == runs[:1] * 3
+    for prompt, (_, *counts) in zip(rows, runs[0], strict=True):
         length = len(prompt)
-        for drafted, accepted in zip(out.stats.num_drafted, out.stats.num_accepted, strict=True):
-            assert drafted <= max(0, limit - length + 1)
+        for drafted, accepted in zip(*counts, strict=True):
+            assert lookup or drafted <= max(0, limit - length + 1)
             length += accepted + 1
-    assert outputs[0].stats.drafted == 0 < outputs[1].stats.drafted
+    assert sum(runs[0][1][1]) > 0
     if temperature == 0:
-        alone = [decoder.generate(p, max_tokens=60, speculative=False) for p in (long, short)]
-        assert [o.tokens for o in outputs] == [o.tokens for o in alone]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_lookups_after_drafts_of_a_shorter_context_ignore_neighbours(
-    qwen: DecoderOnlyModel, temperature: float
-) -> None:
-    draft = DecoderOnlyModel(tiny_draft(qwen).model, eos_token_id=1, max_context=24)
-    endless = DecoderOnlyModel(qwen.model, eos_token_id=0, max_context=POSITIONS)
-    decoder = SpeculativeDecoder(endless, draft, num_draft=5, lookup=True)
-    rows = [[2, 3, 4, 5] * 5, [2, 3, 4, 5] * 2, [6, 7] * 10, [8] * 22]
-
-    def run(batch_size: int) -> list[Any]:
-        options = {"batch_size": batch_size, "max_tokens": 12, "temperature": temperature}
-        outputs = decoder.generate_batch(rows, **options)
-        return [(o.tokens, o.stats.num_drafted, o.stats.num_accepted) for o in outputs]
-
-    assert run(1) == run(2) == run(4)
+        plain = decoder.generate_batch(rows, speculative=False, **options)
+        assert [o.tokens for o in plain] == [tokens for tokens, *_ in runs[0]]
 
 
 def test_a_draft_gives_no_probabilities_beyond_its_context(qwen: DecoderOnlyModel) -> None:
