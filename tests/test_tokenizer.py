@@ -145,14 +145,11 @@ def test_a_repeated_blank_id_is_not_decoded_again_and_again(
         return decode(ids)
 
     blank = [i for i in range(270) if not decode([i]).strip()]
-    whole = [i for i in range(128) if decode([i]) != "\N{REPLACEMENT CHARACTER}"]
-    rng = np.random.default_rng(0)
-    for number in range(100):
-        runs = [[int(rng.choice(blank))] * 50, rng.choice(whole, number % 4).tolist()]
-        ids = sum((runs[i] for i in rng.integers(0, 2, 4)), [])
-        with monkeypatch.context() as patched:
-            patched.setattr(bytewise, "decode", watched)
-            shown = "".join(pieces(ids, Detokenizer(bytewise), end=True))
+    letters = [i for i in range(270) if decode([i]).isalpha()][:2]
+    monkeypatch.setattr(bytewise, "decode", watched)
+    for i in blank:
+        ids = [*[i] * 50, letters[0], *[i] * 50, letters[1]]
+        shown = "".join(pieces(ids, Detokenizer(bytewise), end=True))
         assert shown == decode(ids), ids
     assert len(blank) > 3 and max(lengths) < 20
 
