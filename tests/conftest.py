@@ -194,11 +194,6 @@ def output_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -
     return model(sources, tokens)
 
 
-def next_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -> mx.array:
-    """Logits (N, V) of what follows each of some outputs of the same length."""
-    return output_logits(model, prompt, outputs)[:, -1]
-
-
 def output_distribution(
     model: Any, prompt: list[int], max_tokens: int, sampler: Sampler
 ) -> dict[tuple[int, ...], float]:
@@ -210,7 +205,7 @@ def output_distribution(
     open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     for length in range(max_tokens):
         prefixes = [prefix for prefix, _ in open_prefixes]
-        logits = next_logits(model, prompt, prefixes)
+        logits = output_logits(model, prompt, prefixes)[:, -1]
         if sampler.transform:
             before = prompt if isinstance(model, DecoderOnlyModel) else [0]
             logits = transformed_rows(sampler.transform, logits, before, prefixes)
