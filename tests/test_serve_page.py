@@ -6,7 +6,6 @@ The browser is Chromium or Chrome, and Playwright drives it (pip install playwri
 import asyncio
 import base64
 import hashlib
-import operator
 import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -28,38 +27,6 @@ SECONDS = 60  # for anything that is waited for
 needs_browser = pytest.mark.skipif(
     BROWSER is None or find_spec("playwright") is None, reason="needs Chromium, and playwright"
 )
-Colour = tuple[float, ...]
-ENOUGH = 4.5  # the contrast of text that WCAG 2 asks for
-
-
-def contrast(*colours: Colour) -> float:
-    """Return the contrast of two opaque colours that WCAG 2 defines."""
-    lights = []
-    for colour in colours:
-        parts = [c / 255 for c in colour]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        lights.append(sum(map(operator.mul, (0.2126, 0.7152, 0.0722), linear)))
-    return (max(lights) + 0.05) / (min(lights) + 0.05)
-
-
-def palette(*, dark: bool) -> dict[str, Colour]:
-    rules = re.findall(r":root \{([^}]*--page[^}]*)\}", PAGE)[dark]
-    return {n: tuple(bytes.fromhex(c)) for n, c in re.findall(r"--(\w+): #(\w{6})", rules)}
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_all_text_stands_out(dark: bool) -> None:
-    colours = palette(dark=dark)
-    for name in ("ink", "faint", "wrong"):
-        assert contrast(colours[name], colours["page"]) >= ENOUGH, name
-    assert contrast(colours["line"], colours["page"]) >= 3  # borders of fields
-    for kind, style in ORIGIN_STYLES.items():
-        if shade := re.search(r"background:rgba\((.*?)\)", style):
-            *above, alpha = map(float, shade[1].split(","))
-            mixed = [
-                alpha * a + (1 - alpha) * p for a, p in zip(above, colours["page"], strict=True)
-            ]
-            assert contrast(colours["ink"], tuple(mixed)) >= ENOUGH, kind
 
 
 def test_colours_and_legend_are_those_of_notebooks() -> None:
@@ -169,7 +136,7 @@ class PageService(FakeService):
 
 @pytest.fixture
 def server() -> Iterator[Served]:
-    with serving(PageService(), model="some-model") as made:
+    with serving(PageService(), model="correct-base") as made:
         yield made
 
 
@@ -195,22 +162,24 @@ def wait_for(page: Any, id: str, beginning: str) -> None:
 
 
 @needs_browser
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_output_arrives_shaded_by_origin(
-    page: Any, logged: list[str], server: Served, dark: bool
-) -> None:
-    page.emulate_media(color_scheme="dark" if dark else "light")
+def test_output_arrives_shaded_by_origin(page: Any, logged: list[str], server: Served) -> None:
     open_page(page, server)
+    assert page.input_value("#prompt").startswith("my sister"), "an example for this model"
+    page.fill("#max_tokens", "0")
     type_and_generate(page, "He are here")
+    assert page.evaluate("document.activeElement.id") == "max_tokens", "nothing is sent"
+    page.fill("#max_tokens", "7")
+    page.fill("#temperature", "0.5")
+    page.keyboard.press("Control+Enter")
     wait_for(page, "status", "Done: 8 tokens")
     (call,) = server.service.calls
-    assert (call.prompts, call.options) == (["He are here"], GenerationOptions())
+    assert call.prompts == ["He are here"]
+    assert call.options == GenerationOptions(max_tokens=7, temperature=0.5)
     assert text(page, "output") == TEXT
     shown = page.evaluate(
         "[...by('output').children].map(e => {"
         "const style = getComputedStyle(e);"
-        "return [e.tagName, e.textContent, e.className, e.title, style.backgroundColor,"
-        " getComputedStyle(document.body).backgroundColor]})"
+        "return [e.tagName, e.textContent, e.className, e.title, style.backgroundColor]})"
     )
     assert [span[:3] for span in shown] == [
         ["SPAN", "He", "accepted"], ["SPAN", " <b>is</b>", "accepted"], ["SPAN", " &", "recovered"],
@@ -219,7 +188,6 @@ def test_output_arrives_shaded_by_origin(
     ]  # fmt: skip
     assert shown[2][3] == "pass 1: recovered" and shown[-1][3] == "pass 3: accepted"
     assert len({span[4] for span in shown}) == 3
-    assert shown[0][5] == "rgb({}, {}, {})".format(*palette(dark=dark)["page"])
     assert [text(page, id) for id in ("acceptance", "per_pass", "speed")] == [
         "63 %", "2.67", "11",
     ]  # fmt: skip
@@ -296,19 +264,6 @@ def test_stopping_closes_the_connection(
 
 
 @needs_browser
-def test_tab_reaches_everything(page: Any) -> None:
-    with serving(PageService(), model="correct-base") as server:
-        open_page(page, server)
-    assert page.input_value("#prompt").startswith("my sister")
-    found = []
-    for _ in range(7):
-        found.append(page.evaluate("document.activeElement.id || document.activeElement.role"))
-        page.keyboard.press("Tab")
-    expected = ["prompt", "max_tokens", "temperature", "speculative", "generate", "output"]
-    assert found == [*expected, "region"]
-
-
-@needs_browser
 def test_errors_are_the_servers_one_line(page: Any, server: Served) -> None:
     open_page(page, server)
     type_and_generate(page, "refuse")
@@ -324,20 +279,6 @@ def test_errors_are_the_servers_one_line(page: Any, server: Served) -> None:
     type_and_generate(page, "He are here")
     wait_for(page, "error", "no usable answer (Failed to fetch): check that the server")
     assert text(page, "runs") == text(page, "status") == ""
-
-
-@needs_browser
-def test_options_out_of_range_are_not_sent(page: Any, server: Served) -> None:
-    open_page(page, server)
-    page.fill("#max_tokens", "0")
-    type_and_generate(page, "He are here")
-    assert page.evaluate("document.activeElement.id") == "max_tokens"
-    page.fill("#max_tokens", "7")
-    page.fill("#temperature", "0.5")
-    page.keyboard.press("Control+Enter")
-    wait_for(page, "status", "Done")
-    (call,) = server.service.calls
-    assert (call.options.max_tokens, call.options.temperature) == (7, 0.5)
 
 
 @needs_browser
