@@ -14,6 +14,7 @@ from speculative_t5.cpu import accelerate
 from speculative_t5.models.t5 import T5
 
 import compare
+import ctranslate2
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -179,6 +180,31 @@ def test_torch_uses_the_gpu_that_mlx_uses(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda mps=mps: mps)
         assert serving.torch_device(backend) == expected
+
+
+def test_ctranslate2_uses_the_gpu_that_mlx_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[str, str]] = []
+
+    class Translator:
+        def __init__(self, folder: str, *, device: str, compute_type: str, **_: Any) -> None:
+            self.compute_type = compute_type
+            used.append((device, compute_type))
+
+    monkeypatch.setattr(ctranslate2, "Translator", Translator)
+    for backend, gpus, where, eight_bits in (
+        ("cuda", 1, "cuda", "int8_bfloat16"), ("cuda", 0, "cpu", "int8"),
+        ("metal", 1, "cpu", "int8"),
+    ):  # fmt: skip
+        kinds = {"bfloat16", eight_bits}
+        monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(
+            ctranslate2, "get_supported_compute_types", lambda device, kinds=kinds: kinds
+        )
+        used.clear()
+        for name in ("ctranslate2", "ctranslate2 int8"):
+            spec = {"place": "", "threads": 1, "backend": backend, "dtype": "bfloat16"}
+            serving.load_program(name, spec)
+        assert used == [(where, "bfloat16"), (where, eight_bits)]
 
 
 def test_types_are_the_devices_default_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import train_causal
 import train_correct
 from conftest import REPOSITORY, edit_json, write_checkpoint
 from families import TEXT
-from further_training import Run, start, train_further
+from further_training import Run, mix, start, train_further
 from mlx.utils import tree_flatten
 from train_causal import END, HELD_OUT_FILE
 from train_correct import Example
@@ -107,6 +107,20 @@ def test_spelling_the_end_does_not_end_a_document(texts: list[str]) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == f"onetwo {END} three"
 
 
+def test_unusable_text_and_output_are_refused(tmp_path: Path) -> None:
+    for name, content, output, message in (
+        ("a.txt.xz", b"no archive", "pair", "error: .*a.txt.xz cannot be read as text"),
+        ("a.txt", b"too little\n" * 90, "pair", "to hold out, and each has to be more than 256"),
+        ("a.txt", b"", ".", "holds a.txt and is not a pair: choose another"),
+        ("a.txt", b"", "a.txt", "is a file and is not a pair: choose another"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(SystemExit, match=message):
+            train_causal.main(text=[tmp_path / name], output=tmp_path / output, steps=1, seed=0)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        (tmp_path / name).unlink()
+
+
 SHAPE = {
     "vocab_size": 128, "d_model": 16, "d_kv": 4, "num_heads": 4, "d_ff": 32, "num_layers": 2,
     "num_decoder_layers": 2, "feed_forward_proj": "relu", "tie_word_embeddings": True,
@@ -166,6 +180,15 @@ def test_rows_of_new_pieces_follow_the_present_ones(converted: Path) -> None:
     assert after[120:].std() < before[3:120].std()
 
 
+def test_rate_is_constant_then_falls_to_zero(converted: Path) -> None:
+    run = make_run(start(converted, 120), minutes=10)
+    run.step = 1000
+    seconds = [0, 300, 450, 525, 600, 700]
+    assert [run.rate_at(s) for s in seconds] == pytest.approx([0.01, 0.01, 0.01, 0.005, 0, 0])
+    run.step = 9
+    assert run.rate_at(0) == pytest.approx(0.001)
+
+
 def test_a_run_ends_by_the_clock_and_resumes(
     converted: Path, tmp_path: Path, clock: None, capsys: Any
 ) -> None:
@@ -201,3 +224,64 @@ def test_the_result_is_converted_and_trained_further(
         assert tokenizer.prefix == "correct: "
         config = json.loads((source / "config.json").read_text())
         assert (config["draft"], config["min_probability"]) == ("small", 0.5)
+
+
+def test_a_model_learns_what_its_teacher_says(converted: Path, tmp_path: Path, clock: None) -> None:
+    """The loss is the divergence from the teacher: 0 for itself, and it falls for another."""
+    run = make_run(start(converted, 120), minutes=0.4)
+    batch = torch.tensor([EXAMPLE[0]]), torch.ones(1, 4), torch.tensor([[*EXAMPLE[1], -100]])
+    right = run._loss(*batch).item()
+    run.teacher = start(converted, 120).eval()
+    assert run._loss(*batch).item() == pytest.approx(0, abs=1e-5) != right
+    torch.manual_seed(1)
+    for weight in run.teacher.parameters():
+        weight.data += 0.1 * torch.randn_like(weight)
+    before = run._loss(*batch).item()
+    run.train(examples, {}, tmp_path / "model.pt", every=1, batch=16)
+    assert 0 < run._loss(*batch).item() < before / 2
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_caution_asks_the_teacher_or_the_weights_before(
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taught: bool
+) -> None:
+    asked: list[Any] = []
+
+    def caution(model: Any, *_: Any, **__: Any) -> Any:
+        asked.append(model.get_input_embeddings().weight[5, 0].item())
+        return lambda ids, mask, labels: labels
+
+    monkeypatch.setattr(further_training, "HELD_OUT", 2)
+    monkeypatch.setattr(train_correct, "POOL", 64)
+    monkeypatch.setattr(further_training, "Caution", caution)
+    teacher = start(converted, 500)  # of the size that the vocabulary grows to
+    own = teacher.get_input_embeddings().weight[5, 0].item()
+    with torch.no_grad():
+        teacher.get_input_embeddings().weight[5, 0] = own + 1
+    teacher.save_pretrained(tmp_path / "teacher")
+    train_further(
+        write_pairs(tmp_path), tmp_path / "work", converted,
+        minutes=1e-4, rate=1e-3, every=1, tokens=200, autocast=False, caution=0.5,
+        teacher=tmp_path / "teacher" if taught else None,
+    )  # fmt: skip
+    assert asked == pytest.approx([own + taught])
+
+
+def test_a_cautious_run_learns_other_targets(converted: Path, tmp_path: Path, clock: None) -> None:
+    run = make_run(start(converted, 120), minutes=0.4)
+    ids, mask, other = torch.tensor([EXAMPLE[0]]), torch.ones(1, 4), torch.tensor([[11, 12, 1]])
+    run.caution = lambda ids, *_: other.repeat(len(ids), 1)  # type: ignore[assignment]
+    before = run._loss(ids, mask, other).item()
+    run.train(examples, {}, tmp_path / "model.pt", every=1, batch=16)
+    assert run._loss(ids, mask, other).item() < before / 2
+
+
+def test_a_result_may_keep_a_share_of_the_weights_before(converted: Path) -> None:
+    model, before = start(converted, 120), start(converted, 120)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 1.0
+    trained = [weight.detach().clone() for weight in model.parameters()]
+    mix(model, before, 0.3)
+    for weight, first, last in zip(model.parameters(), before.parameters(), trained, strict=True):
+        assert torch.allclose(weight, 0.3 * first + 0.7 * last, atol=1e-5)
