@@ -13,15 +13,17 @@ from typing import Any
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.decoding import loop
 from speculative_t5.decoding.draft_length import FixedSchedule, Outcome, Schedule
-from speculative_t5.decoding.drafters import ModelDrafter
+from speculative_t5.decoding.drafters import Draft, EmptyDrafter, ModelDrafter
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, decode, in_order_of_length
 from speculative_t5.decoding.results import Stats
+from speculative_t5.decoding.sampling import Groups
 from speculative_t5.decoding.verify import Verifier
 from speculative_t5.generation import GenerationOptions
 
+import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import EOS, VARIED, output_distribution, tiny_pair, unrelated_pair
+from conftest import EOS, KINDS, VARIED, output_distribution, tiny_pair, unrelated_pair
 
 SAMPLED = {"temperature": 1.0, "seed": 7}
 
@@ -99,6 +101,24 @@ def test_sampled_outputs_follow_the_targets_distribution(
     assert len(outputs) == count and set(outputs) <= exact.keys()
     seen = Counter(outputs)
     assert sum(abs(seen[output] / count - mass) for output, mass in exact.items()) / 2 < TOLERANCE
+
+
+class Guesses(EmptyDrafter):
+    """Drafts the same token for each row."""
+
+    def propose(self, contexts: Any, num_draft: int, groups: Groups, keys: Any) -> Draft:
+        lengths = [num_draft] * len(contexts)
+        return Draft(mx.full((len(contexts), num_draft), 4, dtype=mx.int32), lengths)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_derives_from_the_empty_drafter_may_draft(kind: str) -> None:
+    decoder = SpeculativeDecoder(models(kind)[0], "lookup", num_draft=2)
+    plan, options = replace(decoder.plan(), drafter=Guesses()), GenerationOptions(max_tokens=24)
+    (request,) = decoder.requests([(0, [10, 1])], options)
+    *_, done = decode(decoder.model, [request], plan, batch_size=1)
+    plain = decoder.generate([10, 1], max_tokens=24, speculative=False)
+    assert done.output == plain.tokens and done.stats.drafted > 0
 
 
 @pytest.mark.parametrize("max_tokens", [1, 7])
