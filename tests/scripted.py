@@ -26,7 +26,7 @@ from speculative_t5.models import SharingDraft
 
 import mlx.core as mx
 import numpy as np
-from conftest import EOS, output_distribution, tiny, unrelated_pair
+from conftest import EOS, output_distribution, output_logits, tiny, unrelated_pair
 
 ROWS = 200  # side by side; others take the rows of those that have ended
 PLACES = 256  # a key holds the row, and the round times this with the place added
@@ -232,6 +232,26 @@ def distribution_of_accepted(acceptance: Acceptance) -> np.ndarray:
     return mass
 
 
+def draft_gaps(
+    notes: Notes, draft: Any, rows: Sequence[tuple[list[int], Sequence[Turn]]]
+) -> list[float]:
+    """Return gaps between the distributions of drafted tokens and those of whole passes."""
+    seen: dict[Any, list[tuple[Output, np.ndarray]]] = defaultdict(list)
+    for (row, round_, place), q in notes.sampled.items():
+        prompt, turns = rows[row]
+        if round_ < len(turns) and place < len(turns[round_].drafted):
+            before = sum((turn.emitted for turn in turns[:round_]), ())
+            after = (*before, *turns[round_].drafted[:place])
+            seen[tuple(prompt), len(after)].append((after, q))
+    gaps = []
+    for (prompt, _), pairs in seen.items():
+        outputs, found = zip(*pairs, strict=True)
+        logits = output_logits(draft, list(prompt), [*outputs])[:, -1]
+        expected = normal(SAMPLED.probs(logits))
+        gaps.append(float(np.abs(np.array(found) - expected).max()))
+    return gaps
+
+
 def stop_checker(stop: int | None) -> Callable[[], StopChecker]:
     """Return what makes a `StopChecker` that ends an output after a token."""
     return lambda: lambda tokens: 1 + tokens.index(stop) if stop in tokens else None
@@ -247,12 +267,13 @@ def gap(
     greedy: Sequence[Sampler] = (),
     prompts: Sequence[list[int]] = (PROMPT,),
     stop: int | None = None,
+    whole: bool = False,
 ) -> float:
     """Return the largest gap between the distribution of a row and that of its own options.
 
     There are rows of all histories for each prompt and sampler, in random order, so that neighbours
     differ; and some that are greedy. All outputs end after the token `stop`, as they do after stop
-    strings.
+    strings. If `whole`, the draft's distributions are compared with those of whole passes, too.
     """
     target, draft = unrelated_pair(kind, vocab_size=SIZE)
     by_model, lookup = drafting.ModelDrafter(draft, SIZE), drafting.LookupDrafter(target.info)
@@ -274,7 +295,7 @@ def gap(
     with scripted(turns) as notes:
         outputs = loop_outputs(target, requests, plan)
     masses = chances(notes, turns, groups)
-    gaps: list[float] = []
+    gaps = draft_gaps(notes, draft, [(prompts[i], own) for (_, i), own in rows]) if whole else []
     found: dict[tuple[int, int], dict[Output, float]] = defaultdict(lambda: defaultdict(float))
     for row, group in enumerate(groups):
         mass = 1 / OF_EACH_GREEDY if samplers[group[0]].greedy else masses[row]

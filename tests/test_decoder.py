@@ -16,14 +16,14 @@ from speculative_t5.decoding.draft_length import FixedSchedule, Outcome, Schedul
 from speculative_t5.decoding.drafters import Draft, EmptyDrafter, ModelDrafter
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, decode, in_order_of_length
 from speculative_t5.decoding.results import Stats
-from speculative_t5.decoding.sampling import Groups
+from speculative_t5.decoding.sampling import Groups, Sampler
 from speculative_t5.decoding.verify import Verifier
 from speculative_t5.generation import GenerationOptions
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import EOS, KINDS, VARIED, output_distribution, tiny_pair, unrelated_pair
+from conftest import EOS, KINDS, PAIRS, VARIED, output_distribution, tiny_pair, unrelated_pair
 
 SAMPLED = {"temperature": 1.0, "seed": 7}
 
@@ -132,6 +132,20 @@ def test_max_tokens_is_exact_and_cut_drafts_are_counted(max_tokens: int) -> None
     out = decoder.generate([10, 1], max_tokens=max_tokens)
     assert (out.tokens, out.finish_reason) == (whole.tokens[:max_tokens], "length")
     assert out.stats.emitted == max_tokens and out.stats.accepted <= out.stats.drafted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_draft_limited_to_the_first_ids_proposes_no_others(kind: str, temperature: float) -> None:
+    few, prompt = 8, [5, 9, 1]
+    decoder = SpeculativeDecoder(*models(kind), num_draft=3, draft_vocab=few)
+    drafter = decoder.plan().drafter
+    drafter.start([prompt])
+    keys = mx.array([[1, 2]], dtype=mx.uint32) if temperature else None
+    proposed = drafter.propose([[0]], 3, Groups([Sampler(temperature)]), keys)
+    assert max(proposed.tokens.tolist()[0]) < few
+    if proposed.probs is not None:
+        assert mx.all(proposed.probs[..., few:] == 0) and proposed.probs.shape[-1] == 20
 
 
 def test_a_row_samples_by_its_seed_and_index() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from speculative_t5.decoding.drafters import Draft
-from speculative_t5.decoding.sampling import one_hot
+from speculative_t5.decoding.sampling import Sampler, one_hot
 from speculative_t5.decoding.verify import (
     Acceptance,
     Verifier,
@@ -165,7 +165,22 @@ def test_two_rounds_follow_the_targets_distribution(
     shape: tuple[int, int], kind: str, rule: str
 ) -> None:
     for seed in range(2 if shape in SMALL else 1):
-        assert gap(make_case(*shape, kind, seed), RULES[rule]) < EXACT
+        mass, target = two_rounds(make_case(*shape, kind, seed), RULES[rule])
+        np.testing.assert_allclose([mass.sum(), *mass], [1, *target], rtol=0, atol=EXACT)
+
+
+FILTERS = [Sampler(1.0, top_k=2), Sampler(1.0, top_p=0.6), Sampler(1.0, top_k=3, top_p=0.8)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("sampler", FILTERS, ids=["top-k", "top-p", "both"])
+def test_filters_keep_rules_exact(sampler: Sampler, rule: str) -> None:
+    for seed in range(2):
+        plain = make_case(4, 2, "random", seed)
+        p = [np.array(sampler.filter(double(rows)), np.float64) for rows in plain.p]
+        q = [np.array(sampler.filter(double(rows)), np.float64) for rows in plain.q]
+        for draft in (q, plain.q):  # an unfiltered draft is exact, too
+            assert gap(Case(4, 2, p, draft), RULES[rule]) < EXACT
 
 
 @pytest.mark.parametrize(
