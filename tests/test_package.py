@@ -39,6 +39,8 @@ def python(code: str, **environment: str) -> list[str]:
 def test_importing_loads_no_heavy_package_and_the_blas_that_mlx_calls() -> None:
     code = """
 import ctypes, os, sys
+import speculative_t5
+assert "importlib.metadata" not in sys.modules, "it would take half of the import"
 import speculative_t5.cli, speculative_t5.models.opt
 from speculative_t5.cpu import libraries
 print([name for name in ("torch", "transformers", "huggingface_hub", "mlx_lm")

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -110,6 +109,8 @@ def load_layers() -> tuple[Any, str]:
     """Load the layers, native/blocks.cpp; return "loaded", too, or None and why not."""
     if products is None:
         return None, _blas.get("layers", "not loaded: they need the products")
+    from importlib.metadata import version  # which would take half of the package's own import
+
     try:
         found: Any = import_module("._blocks", __package__)
     except ModuleNotFoundError:
