@@ -63,14 +63,16 @@ def caller(
         program: str = "__main__.py",
     ) -> Done:
         typed = stdin.encode() if isinstance(stdin, str) else stdin
-        (folder / "stdin").write_bytes(typed or b"")
         handlers = {number: signal.getsignal(number) for number in terminal.ENDING}
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
-        source: Any = "/dev/null" if stdin is None else folder / "stdin"
+        source: Any = "/dev/null"
         if pipe:
             source, end = os.pipe()  # which holds at least 4 KiB
             os.write(end, typed or b"")
             os.close(end)
+        elif typed is not None:
+            source = folder / "stdin"
+            source.write_bytes(typed)
         with open(source, encoding="utf-8", errors="surrogateescape") as stream:
             before = os.dup(0)
             os.dup2(stream.fileno(), 0)
