@@ -54,8 +54,10 @@ class PositionBias(nn.Module):
         for keys ahead of the query in a causal stack.
         """
         tables = []
+        # Not from the numpy array: as it is converted, nanobind may lose a Ctrl-C.
+        buckets = mx.array(self.buckets.tolist())
         for weight in self.weight.reshape(-1, self.num_buckets, self.weight.shape[1]):
-            table = weight[mx.array(self.buckets)].T
+            table = weight[buckets].T
             if not self.bidirectional:
                 ahead = mx.array(self.relative) > 0
                 table = mx.where(ahead, mx.array(-mx.inf, table.dtype), table)
