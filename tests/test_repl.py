@@ -186,8 +186,8 @@ def test_a_person_types_stops_and_finds_lines_again(place: Path) -> None:
 
     greeting = person.type("", "> ")
     assert "\ntarget, draft drafts" in f"\n{greeting}" and "/help" in greeting
-    # The legend, and a token: before the first pass MLX looks for a compiler, and C's system()
-    # ignores Ctrl-C meanwhile.
+    # Wait for the legend and a token: before the first pass MLX looks for a compiler, and C's
+    # system() ignores Ctrl-C meanwhile.
     person.type("The old man.\n", "bonus", "\x1b[32m")
     person.process.kill(signal.SIGINT)
     person.type("", "stopped", "> ")

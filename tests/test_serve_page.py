@@ -25,7 +25,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 SECONDS = 60  # for anything that is waited for
 needs_browser = pytest.mark.skipif(
-    BROWSER is None or find_spec("playwright") is None, reason="needs Chromium and Playwright"
+    BROWSER is None or find_spec("playwright") is None,
+    reason="the test needs Chromium and Playwright",
 )
 
 

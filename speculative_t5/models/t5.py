@@ -54,7 +54,7 @@ class PositionBias(nn.Module):
         for keys ahead of the query in a causal stack.
         """
         tables = []
-        # Not from the numpy array: as it is converted, nanobind may lose a Ctrl-C.
+        # A list, as nanobind may lose a Ctrl-C while it converts a numpy array.
         buckets = mx.array(self.buckets.tolist())
         for weight in self.weight.reshape(-1, self.num_buckets, self.weight.shape[1]):
             table = weight[buckets].T
