@@ -54,12 +54,11 @@ class PositionBias(nn.Module):
         for keys ahead of the query in a causal stack.
         """
         tables = []
-        # A list, as nanobind may lose a Ctrl-C while it converts a numpy array.
-        buckets = mx.array(self.buckets.tolist())
+        # Lists, as nanobind may lose a Ctrl-C while it converts a numpy array.
+        buckets, ahead = (mx.array(each.tolist()) for each in (self.buckets, self.relative > 0))
         for weight in self.weight.reshape(-1, self.num_buckets, self.weight.shape[1]):
             table = weight[buckets].T
             if not self.bidirectional:
-                ahead = mx.array(self.relative) > 0
                 table = mx.where(ahead, mx.array(-mx.inf, table.dtype), table)
             tables.append(mx.contiguous(table))
         return tables
