@@ -280,7 +280,7 @@ def gap(
     both = drafting.CombinedDrafter(by_model, lookup)
     drafters: dict[str, drafting.Drafter] = {"model": by_model, "lookup": lookup, "both": both}
     sharing = draft if isinstance(draft, SharingDraft) and drafter != "lookup" else None
-    verifier = Verifier(block=rule == "block")
+    verifier = Verifier(rule=rule)
     plan = Plan(drafters[drafter], FixedSchedule(num_draft), verifier, sharing=sharing)
     samplers = [*sampled, *greedy]
     known = dict(zip(map(tuple, PROMPTS), histories_of(drafter, kind, num_draft), strict=True))

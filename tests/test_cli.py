@@ -153,7 +153,7 @@ def test_a_shell_completes(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_SPECULATIVE_T5_COMPLETE", "complete_bash")
     for typed, offered in (
         ("speculative-t5 --model corr", {"correct-base", "correct-small"}),
-        ("speculative-t5 --verify ", {"auto", "token", "block"}),
+        ("speculative-t5 --verify ", {"auto", "coupled", "token", "block"}),
         ("speculative-t5 mod", {"models"}),
         ("speculative-t5 batch --draft-model l", {"lookup"}),
     ):

@@ -84,8 +84,9 @@ class FollowingCounts:
         ("none", "auto", FixedSchedule(0), 3, 2500),
         ("model", "token", FixedSchedule(2), 3, 2500),
         ("both", "block", FollowingCounts(), 5, 8000),
+        ("model", "coupled", FollowingCounts(), 5, 8000),
     ],
-    ids=["none", "model", "both"],
+    ids=["none", "model", "both", "coupled"],
 )
 def test_sampled_outputs_follow_the_targets_distribution(
     drafter: str, verify: Any, schedule: Schedule, max_tokens: int, count: int
@@ -141,7 +142,7 @@ def test_a_draft_limited_to_the_first_ids_proposes_no_others(kind: str, temperat
     decoder = SpeculativeDecoder(*models(kind), num_draft=3, draft_vocab=few)
     drafter = decoder.plan().drafter
     drafter.start([prompt])
-    keys = mx.array([[1, 2]], dtype=mx.uint32) if temperature else None
+    keys = mx.array([[[1, i] for i in range(3)]], dtype=mx.uint32) if temperature else None
     proposed = drafter.propose([[0]], 3, Groups([Sampler(temperature)]), keys)
     assert max(proposed.tokens.tolist()[0]) < few
     if proposed.probs is not None:

@@ -249,7 +249,9 @@ def test_an_inexact_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speculative_t5.decoding.verify.residual", of_the_target)
     found = outputs.sampling(Subject())
     assert found.status == "failed" and "not distributed as the target's own" in found.reason
-    assert max(found.details["p_values"].values()) < outputs.LEAST_P
+    values = found.details["p_values"]
+    coupled = values.pop("draft, coupled rule")  # which has no residual
+    assert coupled > 0.01 and max(values.values()) < outputs.LEAST_P
 
 
 def test_rare_outputs_make_one_cell() -> None:

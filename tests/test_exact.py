@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from speculative_t5.decoding.drafters import Draft
-from speculative_t5.decoding.sampling import Sampler, one_hot
+from speculative_t5.decoding.sampling import Groups, Sampler, one_hot
 from speculative_t5.decoding.verify import (
     Acceptance,
     Verifier,
@@ -215,19 +215,22 @@ def test_delta_accepts_more_and_one_accepts_everything(kind: str) -> None:
         np.testing.assert_allclose(rates[0], 3, rtol=0, atol=EXACT)
 
 
+GREEDY = Groups([Sampler()])
+
+
 def test_leniency_accepts_near_ties_and_nothing_else() -> None:
     logits = mx.log(mx.array([[[0.5, 0.41, 0.09], [0.5, 0.41, 0.09]]]))  # 0.41 / 0.5 = 0.82
     for token, delta, expected in (
         (1, 0.0, 0), (1, 0.17, 0), (1, 0.19, 1), (2, 0.19, 0), (2, 1.0, 2)
     ):  # fmt: skip
-        found = Verifier(delta).choices(Draft(mx.array([[token]]), [1]), logits)
+        found = Verifier(delta).choices(Draft(mx.array([[token]]), [1]), logits, GREEDY, None)
         assert found[0, 0].item() == expected
 
 
 def test_leniency_never_accepts_where_nothing_was_drafted() -> None:
     logits = mx.array([[[0.0, 1.0], [0.0, 1.0]]])
     draft = Draft(mx.array([[0]]), [0])
-    assert Verifier(1.0).choices(draft, logits).tolist() == [[1, 1]]
+    assert Verifier(1.0).choices(draft, logits, GREEDY, None).tolist() == [[1, 1]]
 
 
 def test_greedy_counts_equal_both_rules_for_one_hot_distributions() -> None:

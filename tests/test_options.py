@@ -95,7 +95,7 @@ def test_transformers_names_stand_for_options_that_exist() -> None:
         ({"draft": "small"}, "draft must be a loaded model, 'lookup' or None, got 'small'"),
         ({"min_ngram": 3, "max_ngram": 2}, "max_ngram must be an integer from 3 to 16, got 2"),
         ({"delta": float("nan")}, "delta must be between 0 and 1, got nan"),
-        ({"verify": "loud"}, "verify must be 'auto', 'token' or 'block', got 'loud'"),
+        ({"verify": "loud"}, "verify must be 'auto', 'coupled', 'token' or 'block', got 'loud'"),
         ({"verify": "block", "delta": 0.1}, "takes no delta above 0, got 0.1"),
         ({"steady": True, "num_draft": "auto"}, "num_draft 'auto' has several"),
         ({"steady": True, "delta": 0.1}, "delta 0.1 lets them depend on it"),
@@ -191,7 +191,7 @@ def test_options_reach_the_plan() -> None:
     decoder = SpeculativeDecoder(target, "lookup", num_draft=4, delta=0.25, min_ngram=2)
     options = GenerationOptions(max_tokens=9, temperature=0.5, top_k=7, top_p=0.75, seed=11)
     plan = decoder.plan()
-    assert plan.verifier == Verifier(0.25, block=False, broadcast=target.broadcast)
+    assert plan.verifier == Verifier(0.25, "token", target.broadcast)
     (request,) = decoder.requests([(3, [5, 1])], options)
     assert (request.index, request.source, plan.schedule.next(99)) == (3, [5, 1], 4)
     own = request.options

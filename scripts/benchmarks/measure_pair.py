@@ -78,7 +78,7 @@ def drafters(
     count: CountOption = 300,
     draft: Annotated[list[str] | None, typer.Option(help="A draft; repeatable.")] = None,
 ) -> None:
-    """Compare tokens per pass: each draft alone and with a lookup, a lookup, and both rules."""
+    """Compare tokens per pass: each draft alone and with a lookup, a lookup, and all rules."""
     prompts = [source for source, _ in held_out_examples(data, count, single=False)]
     plain = engine().generate_batch(prompts, batch_size=50, speculative=False)
     names = draft or ["correct-small", "correct-draft"]
@@ -95,7 +95,7 @@ def drafters(
                 f"{num_same(outputs, plain)} of {count} outputs equal plain ones",
                 flush=True,
             )
-        for rule in ("token", "block"):
+        for rule in ("coupled", "token", "block"):
             outputs = engine(names[0], num_draft=num_draft, verify=rule).generate_batch(
                 prompts, batch_size=50, temperature=1.0
             )

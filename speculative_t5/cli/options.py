@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import mlx.core as mx
 import typer
@@ -19,7 +19,14 @@ import typer
 from ..checkpoints import DTYPES, ModelFolder, model_folders, named_draft, read_task
 from ..decoding import EarlyStopping
 from ..errors import check_utf8, option
-from ..generation import DraftingOptions, GenerationOptions, NumDraft, SpeculativeDecoder, Words
+from ..generation import (
+    DraftingOptions,
+    GenerationOptions,
+    NumDraft,
+    SpeculativeDecoder,
+    VerifyRule,
+    Words,
+)
 from .terminal import note, one_line
 
 Value = TypeVar("Value")
@@ -279,7 +286,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "only": {"metavar": "NAME"},
     "skip": {"metavar": "NAME"},
     "dtype": {"autocompletion": lambda: DTYPES},
-    "verify": {"autocompletion": lambda: ("auto", "token", "block")},
+    "verify": {"autocompletion": lambda: get_args(VerifyRule)},
     "logit_bias": {"metavar": "ID=BIAS"},
     "random_weights": {"metavar": "TARGET:DRAFT"},
 }

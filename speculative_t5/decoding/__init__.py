@@ -45,4 +45,4 @@ from .results import (
 )
 from .sampling import Groups, Sampler, argmax
 from .scoring import log_probability, pair_probabilities
-from .verify import Acceptance, Verifier, block_acceptance, token_acceptance
+from .verify import Acceptance, Rule, Verifier, block_acceptance, token_acceptance

@@ -14,7 +14,7 @@ from .logits import TokenHistory, nothing_allowed
 from .lookup import Lookup
 from .protocols import LanguageModel, ModelInfo, Session
 from .results import Broadcast, identity, read
-from .sampling import Groups, Keys, argmax, one_hot, position_keys, sample
+from .sampling import Groups, Keys, argmax, one_hot, sample
 
 Contexts = list[list[int]]  # of each row: all tokens so far
 
@@ -80,7 +80,8 @@ class Drafter(Protocol):
         """Draft up to `num_draft` tokens, which may be 0, after each row's context.
 
         A context only grows, until `start` or `replace`. The rows' samplers are the target's own,
-        so that q resembles p, and a row's draft depends on its own key alone.
+        so that q resembles p, and a row's draft depends on its own keys alone, those of its
+        positions, (B, K or more, 2).
         """
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
@@ -266,7 +267,6 @@ class ModelDrafter:
         step = partial(session.step, vocab_size=self._width)
         logits = self._catch_up(session, contexts, step)
         tokens, probs = mx.zeros((len(contexts), 0), dtype=mx.int32), []
-        all_keys = None if keys is None else position_keys(keys, num_draft)
         for position in range(num_draft):
             if position:
                 # A transform may have forced a token that the draft lacks.
@@ -277,11 +277,11 @@ class ModelDrafter:
             if groups.transforms:
                 logits = self._transformed(logits, contexts, tokens, groups)
             own = logits[:, 0]
-            if all_keys is None:
+            if keys is None:
                 chosen = argmax(own)
             else:
                 probs.append(groups.probs(own))
-                chosen = sample(probs[-1], all_keys[:, position])
+                chosen = sample(probs[-1], keys[:, position])
             tokens = mx.concatenate([tokens, chosen[:, None]], axis=1)
             mx.async_eval(tokens)
         if not probs:

@@ -15,7 +15,7 @@ from .drafters import Drafter, EmptyDrafter
 from .logits import NOTHING_LEFT, TokenHistory
 from .protocols import Encoded, LanguageModel, Session, SharingModel
 from .results import FinishReason, Round, Tally, read
-from .sampling import Groups, Keys, Sampler, final_keys, round_keys, sample
+from .sampling import Groups, Keys, Sampler, final_keys, output_keys, position_keys, round_keys
 from .verify import Verifier
 
 WINDOW = 4  # batches of prompts to put in order of length
@@ -33,7 +33,7 @@ class RowOptions:
 
     sampler: Sampler = field(default_factory=Sampler)
     max_tokens: int = 256  # EOS included
-    seed: int = 0  # samples depend on it, the request's number, the row's round, and nothing else
+    seed: int = 0  # samples depend on it, the request's number and the position; see `Row.keys`
     stop_ids: frozenset[int] = frozenset()  # that end the output, besides those of EOS
     stop_checker: Callable[[], StopChecker] | None = None  # makes one for the output
     drafts: bool = True  # whether tokens are drafted for the row
@@ -112,8 +112,15 @@ class Row:
 
     def keys(self, later: int) -> np.ndarray:
         """Return `round_keys`, `later` rounds from this one."""
-        seed, number = self.request.options.seed, self.request.number
-        return round_keys(seed, self.index if number is None else number, self.tally.rounds + later)
+        return round_keys(*self._seed, self.tally.rounds + later)
+
+    def output_keys(self) -> np.ndarray:
+        return output_keys(*self._seed)
+
+    @property
+    def _seed(self) -> tuple[int, int]:
+        number = self.request.number
+        return self.request.options.seed, self.index if number is None else number
 
     def emit(
         self, tokens: list[int], num_accepted: int, num_drafted: int, num_draft: int, now: float
@@ -191,6 +198,7 @@ class Batch:
         self._waiting: deque[tuple[Request, Encoded]] = deque()  # without a row yet
         # Of the present rows:
         self._groups = Groups([])
+        self._output_keys = mx.zeros((0, 2), dtype=mx.uint32)  # of rows, where any are sampled
         self._async = False  # whether the next pass may begin before this one is read
         self._next_tokens: mx.array | None = None  # (B, 1) int32, of a pass that was begun early
 
@@ -247,9 +255,9 @@ class Batch:
             if self._async:
                 found = self._plain(session)
             else:
-                draft_keys, verify_keys = self._keys()
                 contexts = [row.context for row in rows]
-                draft = plan.drafter.propose(contexts, num_draft, self._groups, draft_keys)
+                keys = self._keys(num_draft)
+                draft = plan.drafter.propose(contexts, num_draft, self._groups, keys)
                 # Each row by its own limit: its draft is the same whatever its neighbours are.
                 draft = draft.limited(limits)
                 if plan.timed:  # a pass must not take longer the more a lookup happens to find
@@ -257,7 +265,8 @@ class Batch:
                     read(draft.tokens)
                 drafted, lengths = time.perf_counter(), draft.lengths
                 history = TokenHistory(contexts, [row.start for row in rows], draft.tokens)
-                found = plan.verifier.verify(session, history, draft, self._groups, verify_keys)
+                keys = self._verdict_keys(draft.tokens.shape[1])
+                found = plan.verifier.verify(session, history, draft, self._groups, keys)
         ended, now = time.perf_counter(), self._now()
         done = [
             row.emit(tokens, num_accepted, length, num_draft, now)
@@ -283,11 +292,13 @@ class Batch:
 
     def _step(self, session: Session, tokens: mx.array, *, later: int) -> mx.array:
         """Return the tokens after `tokens` (B, 1), (B, 1) int32, `later` rounds from this one."""
-        _, keys = self._keys(later)
-        if keys is None:  # lenient or not: there is no draft to be lenient about
+        if self._groups.greedy:  # lenient or not: there is no draft to be lenient about
             return session.step_argmax(tokens)
-        probs = self._groups.probs(session.step(tokens))
-        return sample(probs[:, 0], final_keys(keys))[:, None]
+        if self._plan.verifier.is_coupled:
+            keys = self._positions(1, later)
+        else:
+            keys = final_keys(self._round_keys(later)[:, 1])[:, None]
+        return self._groups.choose(session.step(tokens), keys)
 
     def _encode_next(self, waiting: Iterator[Request], batch_size: int) -> bool:
         """Encode the next prompts, if there are any: a few together take less time."""
@@ -347,13 +358,33 @@ class Batch:
         """Group the present rows, and forget what was prepared for the previous ones."""
         self._next_tokens = None  # it was begun for the previous rows, too
         self._groups = Groups([row.request.options.sampler for row in self.rows])
-        # T5's passes are compiled, and leave the host little to do meanwhile. A subclass may draft.
-        plain = type(self._plan.drafter) is EmptyDrafter and self._model.info.is_decoder_only
-        self._async = plain and not self._groups.transforms
+        if not self._groups.greedy:
+            self._output_keys = mx.array(np.stack([row.output_keys() for row in self.rows]))
+        # On a CPU T5's compiled passes leave the host little to do meanwhile. A subclass may draft.
+        plain = type(self._plan.drafter) is EmptyDrafter
+        pays = self._model.info.is_decoder_only or not device.on_cpu()
+        self._async = plain and pays and not self._groups.transforms
 
-    def _keys(self, later: int = 0) -> tuple[Keys, Keys]:
-        """Return keys for drafting and for verdicts, `later` rounds from this one."""
+    def _keys(self, num_draft: int) -> Keys:
+        """Return keys for drafting, (B, num_draft, 2)."""
         if self._groups.greedy:
-            return None, None
-        keys = mx.array(np.stack([row.keys(later) for row in self.rows]))
-        return keys[:, 0], keys[:, 1]
+            return None
+        if self._plan.verifier.is_coupled:
+            return self._positions(num_draft)
+        return position_keys(self._round_keys()[:, 0], num_draft)
+
+    def _verdict_keys(self, num_drafted: int) -> Keys:
+        """Return keys for `Verifier.verify`."""
+        if self._groups.greedy:
+            return None
+        if self._plan.verifier.is_coupled:
+            return self._positions(num_drafted + 1)
+        return self._round_keys()[:, 1]
+
+    def _positions(self, count: int, later: int = 0) -> mx.array:
+        """Return keys of each row's positions, `later` from the next on, (B, count, 2)."""
+        starts = [len(row.context) - row.start + later for row in self.rows]
+        return position_keys(self._output_keys, count, starts)
+
+    def _round_keys(self, later: int = 0) -> mx.array:
+        return mx.array(np.stack([row.keys(later) for row in self.rows]))

@@ -11,7 +11,8 @@ from ..errors import check_integer, check_number
 from .logits import LogitsTransform, TokenHistory
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
-Keys = mx.array | None  # (B, 2) uint32, one for each row; None where nothing is sampled
+# uint32: (B, 2), one for each row, or (B, L, 2), one for each position; None: nothing is sampled
+Keys = mx.array | None
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Sampler:
     """What target and draft share: a transform, if any, then temperature, then top-k, then top-p.
 
     Temperature 0 is greedy decoding: `probs` is then one-hot on the argmax. Verification need not
-    make such rows: it counts the ids that agree, as both rules would (`verify.num_agreed`).
+    make such rows: it counts the ids that agree, as all rules would (`verify.num_agreed`).
     """
 
     temperature: float = 0.0  # divides the logits; 0 is greedy, and the filters change nothing
@@ -114,6 +115,20 @@ class Groups:
             return self._groups[0][0].probs(logits)
         return self._join(sampler.probs(logits[index]) for sampler, _, index in self._groups)
 
+    def choose(self, logits: mx.array, keys: Keys) -> mx.array:
+        """Choose an id for each position of logits (B, L, V), given keys (B, L, 2): (B, L) int32.
+
+        Greedy rows take the best, others sample; where all are greedy there need be no keys.
+        """
+        if keys is None:
+            return argmax(logits)
+        return self._join(
+            argmax(logits[index])
+            if sampler.greedy
+            else sample(sampler.probs(logits[index]), keys[index])
+            for sampler, _, index in self._groups
+        )
+
     def _join(self, parts: Iterable[mx.array]) -> mx.array:
         """Put values of the groups, (B_g, ...) each, together in the order of rows, (B, ...)."""
         return mx.concatenate([*parts])[self._order]
@@ -136,14 +151,15 @@ def argmax(logits: mx.array) -> mx.array:
 
 
 def sample(weights: mx.array, keys: Keys) -> mx.array:
-    """Sample an id for each row, (B,) int32, in proportion to its weights (B, V) float32.
+    """Sample ids (...) int32 in proportion to weights (..., V) float32, given keys (..., 2).
 
     They need not sum to 1, and a token of weight 0 is never sampled. Without keys it is the
     heaviest token, which of one-hot weights is the only one.
     """
     if keys is None:
         return argmax(weights)
-    return _categorical(mx.log(weights), keys).astype(mx.int32)
+    rows = mx.log(weights).reshape(-1, weights.shape[-1])
+    return _categorical(rows, keys.reshape(-1, 2)).reshape(keys.shape[:-1]).astype(mx.int32)
 
 
 def uniform(keys: mx.array) -> mx.array:
@@ -163,12 +179,21 @@ def round_keys(seed: int, index: int, round_: int) -> np.ndarray:
     return words.reshape(2, 2)
 
 
-def position_keys(keys: mx.array, num_positions: int) -> mx.array:
-    """Return a key for each position of a draft: keys (B, 2) uint32 -> (B, num_positions, 2).
+def output_keys(seed: int, index: int) -> np.ndarray:
+    """Return the key of one row's output, (2,) uint32, from which `position_keys` makes others."""
+    return np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(2)
 
-    A position's key does not depend on their number; `mx.random.split` does not promise that.
+
+def position_keys(
+    keys: mx.array, num_positions: int, starts: Sequence[int] | None = None
+) -> mx.array:
+    """Return a key for each position: keys (B, 2) uint32 -> (B, num_positions, 2).
+
+    Each row's positions begin with its start, or 0. A position's key does not depend on their
+    number; `mx.random.split` does not promise that.
     """
-    positions = mx.arange(num_positions, dtype=mx.uint32)
+    first = mx.array([*(starts or [0] * len(keys))], dtype=mx.uint32)[:, None]
+    positions = first + mx.arange(num_positions, dtype=mx.uint32)
     return keys[:, None] ^ mx.stack([mx.zeros_like(positions), positions], axis=-1)
 
 

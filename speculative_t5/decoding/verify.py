@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -11,7 +11,9 @@ from .drafters import Draft
 from .logits import NOTHING, TokenHistory, nothing_allowed
 from .protocols import Session
 from .results import Broadcast, identity, read
-from .sampling import Groups, Keys, argmax, final_keys, position_keys, sample, uniform
+from .sampling import Groups, Keys, final_keys, position_keys, sample, uniform
+
+Rule = Literal["coupled", "token", "block"]
 
 
 class Verdict(NamedTuple):
@@ -50,13 +52,16 @@ class Verifier:
     """The rule in use, from the target's session to the tokens that a round emits."""
 
     delta: float = 0.0  # leniency; 0 is exact
-    block: bool = False  # use block verification where tokens are sampled; allows no delta
+    rule: Rule = "coupled"  # where tokens are sampled; only "token" allows a delta
     broadcast: Broadcast = identity  # applied to what a round has found
 
     def verify(
         self, session: Session, history: TokenHistory, draft: Draft, groups: Groups, keys: Keys
     ) -> list[tuple[list[int], int]]:
         """Run the target over each row's last token and its draft, and read the verdicts.
+
+        By the coupled rule, `keys` are those of the positions that the draft and the next token
+        have in the output, (B, K + 1, 2), and of the draft as well; by the others, those of rows.
 
         Returns:
             For each row the accepted tokens with the next one, which is missing where no token can
@@ -72,15 +77,15 @@ class Verifier:
             parts.append(session.step_argmax(tokens))
         else:
             logits = groups.transformed(session.step(tokens), history)
-            if any(groups.greedy_rows):
-                parts.append(self.choices(draft, logits))
-            if not groups.greedy:
+            if self.is_coupled or any(groups.greedy_rows):
+                parts.append(self.choices(draft, logits, groups, keys))
+            if not (self.is_coupled or groups.greedy):
                 parts.append(mx.stack([*self.verdict(draft, logits, groups, keys)], axis=1))
         # A single wait: this array holds all that the host has to know.
         rows = read(self.broadcast(mx.concatenate(parts, axis=1)))
         width, found = draft.tokens.shape[1], []
         for row, length, is_greedy in zip(rows, draft.lengths, groups.greedy_rows, strict=True):
-            if is_greedy:
+            if is_greedy or self.is_coupled:
                 choices = row[width : 2 * width + 1]
                 num_accepted = num_agreed(row[:length], choices)
                 next_token = choices[num_accepted]
@@ -90,15 +95,23 @@ class Verifier:
             found.append(([*row[:num_accepted], *last], num_accepted))
         return found
 
-    def choices(self, draft: Draft, logits: mx.array) -> mx.array:
-        """Return the target's greedy choices (B, K + 1) int32, given its logits (B, K + 1, V).
+    @property
+    def is_coupled(self) -> bool:
+        return self.rule == "coupled"
 
-        Drafted tokens stand as far as they agree with the choices, see `num_agreed`. A drafted
+    def choices(self, draft: Draft, logits: mx.array, groups: Groups, keys: Keys) -> mx.array:
+        """Return the target's own choices (B, K + 1) int32, given its logits (B, K + 1, V).
+
+        Drafted tokens stand as far as they agree with the choices, see `num_agreed`. By the coupled
+        rule rows that sample choose, too: a position's choice is the best id once noise is added,
+        which depends on the position alone and which the draft was chosen with as well (Daliri et
+        al. 2408.07978). So the output is the same with any draft or none. In greedy rows a drafted
         token counts as the choice if its probability (at temperature 1) is at least (1 - delta)
         times the largest (2211.17192, appendix A.5, with l = 1 - delta). Where no token is allowed
         the choice is `NOTHING`.
         """
-        num_draft, choices = draft.tokens.shape[1], argmax(logits)
+        num_draft = draft.tokens.shape[1]
+        choices = groups.choose(logits, keys if self.is_coupled else None)
         if self.delta > 0 and num_draft > 0:
             drafted = logits[:, :num_draft].astype(mx.float32)
             margin = math.log1p(-self.delta) if self.delta < 1 else -math.inf
@@ -121,7 +134,7 @@ class Verifier:
             allowed = _at(logits[:, : draft.tokens.shape[1]], draft.tokens) > -mx.inf
             logits = mx.where(nothing[..., None], 0, logits)
         probs = groups.probs(logits)
-        if self.block:
+        if self.rule == "block":
             acceptance = block_acceptance(draft, probs)
         else:
             acceptance = token_acceptance(draft, probs, delta=self.delta, allowed=allowed)
@@ -133,7 +146,7 @@ class Verifier:
 
 
 def num_agreed(drafted: Sequence[int], choices: Sequence[int]) -> int:
-    """Count the first tokens that agree: both rules, where all distributions are one-hot."""
+    """Count the first tokens that agree: all rules, where all distributions are one-hot."""
     pairs = zip(drafted, choices, strict=False)
     return next((i for i, (token, best) in enumerate(pairs) if token != best), len(drafted))
 

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..bench import synthetic
 from ..checkpoints import dtype_name
-from ..decoding import Sampler
+from ..decoding import Rule, Sampler
 from ..generation import SpeculativeDecoder
 from ..models import T5
 from ..tokenizers import Prompt
@@ -32,7 +32,8 @@ LEAST_EXPECTED = 5.0  # outputs of a cell of the test; rarer ones are counted to
 LEAST_P = 1e-6
 PROMPT = [3, 4, 2, 3, 3, 2, 4, 1]  # it repeats itself, for a lookup to copy from
 # Whether a model drafts, and the rule.
-KINDS: dict[str, tuple[bool, Literal["token", "block"]]] = {
+KINDS: dict[str, tuple[bool, Rule]] = {
+    "draft, coupled rule": (True, "coupled"),
     "draft, token rule": (True, "token"),
     "draft, block rule": (True, "block"),
     "lookup, block rule": (False, "block"),

@@ -7,6 +7,13 @@ well. Imports `documents`, `checkpoints`, `tokenizers`, `models`, `decoding`, `e
 
 from .decoder import SpeculativeDecoder, process_facts
 from .html import STYLES as ORIGIN_STYLES
-from .options import BatchOptions, DraftingOptions, GenerationOptions, NumDraft, Words
+from .options import (
+    BatchOptions,
+    DraftingOptions,
+    GenerationOptions,
+    NumDraft,
+    VerifyRule,
+    Words,
+)
 from .outputs import MEANINGS, Chunk, Generation, as_chunk, as_record
 from .steady import rows_are_alike, steady_width

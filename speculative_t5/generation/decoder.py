@@ -118,7 +118,7 @@ class SpeculativeDecoder:
         self._schedule = FixedSchedule(int(number))
         # Makes choices the same in all processes that share a target.
         self._broadcast = getattr(model, "broadcast", decoding.identity)
-        self._verifier = decoding.Verifier(delta, self._drafting.by_block, self._broadcast)
+        self._verifier = decoding.Verifier(delta, self._drafting.rule, self._broadcast)
         self._schedules: dict[tuple[object, ...], AdaptiveSchedule] = {}  # by options
         self._width: int | None = None  # of steady passes, once it is known
 
@@ -416,7 +416,7 @@ class SpeculativeDecoder:
         own, verifier, drafting = requests[0].options, plan.verifier, self._drafting
         sampler = own.sampler
         sampling = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
-        rule = (verifier.block, float(verifier.delta))
+        rule = (verifier.rule, float(verifier.delta))
         lookups = (drafting.lookup, drafting.min_ngram, drafting.max_ngram)
         batch_size = 1 << (len(requests) - 1).bit_length()  # the next power of two
         # A transform takes time, and changes what is accepted.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial, wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast, get_args
 
 from ..checkpoints import RENAMED
 from ..decoding import (
@@ -18,6 +18,7 @@ from ..decoding import (
     EarlyStopping,
     LogitsProcessor,
     LogitsTransform,
+    Rule,
     Sampler,
 )
 from ..errors import check_integer, check_options, check_utf8, described, option
@@ -30,7 +31,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 Options = TypeVar("Options")
 
-VerifyRule = Literal["auto", "token", "block"]
+VerifyRule = Literal["auto", "coupled", "token", "block"]
 NumDraft = int | Literal["auto"]
 Words = Sequence[str | Sequence[int]]
 
@@ -290,9 +291,10 @@ class DraftingOptions:
 
     With num_draft "auto", costs are measured once, on the first prompt. When sampling, a drafted x
     is accepted with probability min(1, p(x) / q(x) + delta); at temperature 0, if the target gives
-    it at least (1 - delta) times the largest probability. To verify by "block" judges a draft as a
-    whole, which is exact as well; "auto" is "block" unless delta is above 0. By default,
-    `draft_vocab` has the ids that the draft was trained on.
+    it at least (1 - delta) times the largest probability. Three rules verify sampled tokens, all of
+    them exact: by "coupled" a seed gives the tokens of plain decoding; "token" and "block", which
+    judges a draft as a whole, accept a little more. "auto" is "coupled" unless delta is above 0. By
+    default, `draft_vocab` has the ids that the draft was trained on.
 
     Steady passes have `num_draft` + 1 positions, padding included, or the next number whose rows
     this device computes alike, see `steady_width`. A lookup beside a draft model shares its
@@ -321,7 +323,9 @@ class DraftingOptions:
         most=1.0,
     )
     verify: VerifyRule = in_drafting(
-        "auto", "Rule that verifies drafts when sampling: token, block (accepts more), or auto."
+        "auto",
+        "Rule that verifies drafts when sampling: coupled (the output is that of plain decoding "
+        "at the same seed), token, block, or auto: coupled if --delta is 0.",
     )
     draft_vocab: int | None = in_drafting(
         None,
@@ -337,11 +341,12 @@ class DraftingOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.verify not in ("auto", "token", "block"):
-            raise ValueError(f"verify must be 'auto', 'token' or 'block', got {self.verify!r}")
-        if self.verify == "block" and self.delta > 0:
+        if self.verify not in get_args(VerifyRule):
+            *rules, last = map(repr, get_args(VerifyRule))
+            raise ValueError(f"verify must be {', '.join(rules)} or {last}, got {self.verify!r}")
+        if self.verify in ("coupled", "block") and self.delta > 0:
             raise ValueError(
-                f"verify 'block' is exact and takes no delta above 0, got {self.delta}: "
+                f"verify {self.verify!r} is exact and takes no delta above 0, got {self.delta}: "
                 "use verify 'token' or delta 0"
             )
         check_integer("min_ngram", self.min_ngram, 1, MAX_NGRAM)
@@ -363,9 +368,11 @@ class DraftingOptions:
             )
 
     @property
-    def by_block(self) -> bool:
-        """Whether a draft is verified as a whole."""
-        return self.verify != "token" and self.delta == 0
+    def rule(self) -> Rule:
+        """The rule that verifies drafts when sampling."""
+        if self.verify == "auto":
+            return "token" if self.delta else "coupled"
+        return self.verify
 
     def rows(self, batch_size: int | None) -> int:
         """Return how many prompts to decode side by side, given the number asked for."""

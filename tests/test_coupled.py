@@ -1,0 +1,68 @@
+"""The coupled rule: at a seed, sampled outputs are those of plain decoding, whatever drafts.
+
+That proves it exact, as plain decoding samples each position from the target by itself.
+"""
+
+from itertools import cycle
+
+from speculative_t5.decoding import EmptyDrafter, FixedSchedule, Plan, Request, RowOptions, Verifier
+from speculative_t5.decoding.draft_length import Outcome
+from speculative_t5.decoding.sampling import Sampler
+
+import pytest
+from conftest import KINDS, tiny_pair, unrelated_pair
+from reference import ENDINGS, TRANSFORMS
+from scripted import PROMPTS, loop_outputs
+from test_decoder import DRAFTERS, with_drafter
+
+SAMPLERS = [
+    Sampler(1.0),
+    Sampler(),
+    Sampler(0.7, top_k=2),
+    Sampler(2.0, top_p=0.8),
+    *(Sampler(1.0, transform=each) for each in TRANSFORMS.values()),
+    Sampler(transform=TRANSFORMS["penalty"]),
+    Sampler(1.0, transform=ENDINGS["dead"]),
+]
+ENDED = [Sampler(1.0, transform=each) for each in ENDINGS.values()]  # of a T5
+
+
+class Cycle:
+    """Draft lengths that change, and what came of them."""
+
+    def __init__(self) -> None:
+        self._lengths = cycle((3, 1, 4, 0, 2))
+        self.accepted = 0
+
+    def next(self, remaining: int) -> int:
+        return min(next(self._lengths), remaining - 1)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.accepted += sum(outcome.num_accepted)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS[:3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_sample_the_same_with_any_draft_or_none(kind: str, drafter: str) -> None:
+    """Rows of all options are neighbours, and some come to dead ends."""
+    pair = unrelated_pair(kind, vocab_size=3)
+    samplers = SAMPLERS if kind == "qwen3" else [*SAMPLERS, *ENDED]
+    requests = [
+        Request(row, PROMPTS[row % 2], RowOptions(sampler, 7, seed=row % 5))
+        for row, sampler in enumerate(samplers * 12)
+    ]
+    found, lengths = with_drafter(pair, drafter).plan().drafter, Cycle()
+    drafted = loop_outputs(pair[0], requests, Plan(found, lengths, Verifier()))
+    plain = loop_outputs(pair[0], requests, Plan(EmptyDrafter(), FixedSchedule(0), Verifier()))
+    assert drafted == plain and len(set(plain.values())) > 50
+    assert lengths.accepted > 50
+
+
+def test_a_draft_that_is_the_target_is_accepted_whole() -> None:
+    target, _ = tiny_pair("t5", vocab_size=40, layers=2, seed=3)
+    decoder = with_drafter((target, target), "model", num_draft=4)
+    options = {"max_tokens": 50, "temperature": 1.5, "suppress_tokens": [1]}
+    for seed in range(5):
+        out = decoder.generate([10, 1], seed=seed, **options)
+        assert (out.stats.acceptance_rate, out.stats.rounds) == (1, 10)
+        assert len(set(out.tokens)) > 20, "each position has noise of its own"
