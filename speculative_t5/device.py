@@ -8,8 +8,9 @@ import os
 import platform
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from .cpu import libraries  # isort: skip  (before mlx.core)
 
@@ -36,9 +37,25 @@ elif chosen not in ("", "gpu"):
     )
 
 
-def default_dtype() -> mx.Dtype:
-    """Return float32 on a CPU, whose BLAS has no other type, and bfloat16 on Metal and CUDA."""
-    return mx.float32 if on_cpu() else mx.bfloat16
+class DefaultType(NamedTuple):
+    """The type that a model computes in if none is asked for, and in a few words why."""
+
+    dtype: mx.Dtype
+    reason: str
+
+
+def default_type(stored: Collection[mx.Dtype] = (), *, gated: bool = False) -> DefaultType:
+    """Choose a model's type by the types that its weights are stored in, if any.
+
+    `gated` says that its feed-forward is, as in T5 v1.1 and later, where float16 overflows.
+    """
+    if on_cpu():
+        return DefaultType(mx.float32, "the CPU's libraries have no faster type")
+    if gated:
+        return DefaultType(mx.bfloat16, "float16 overflows in gated feed-forwards")
+    if {*stored} == {mx.float16}:
+        return DefaultType(mx.float16, "as stored")
+    return DefaultType(mx.bfloat16, "half the size of float32, with its range")
 
 
 def chip(of: mx.Device | mx.DeviceType = mx.cpu) -> str:

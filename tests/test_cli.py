@@ -116,6 +116,9 @@ def test_models_lists_what_can_be_loaded_and_what_cannot(call: Call, here: Path)
     assert causal["family"] == "qwen3" and causal["drafts"] == ["causal-draft"]
     assert causal["num_parameters"] > found["causal-draft"]["num_parameters"]
     assert target["error"] is None and found["torn"]["error"]
+    because = "the CPU's libraries have no faster type"
+    assert base["default_type"] == {"dtype": "float32", "reason": because}
+    assert found["correct-draft"]["default_type"] is None and f"float32: {because}" in lines
     assert any(line.startswith("correct-base") and "26.1 M" in line for line in lines)
     assert any(line.startswith("torn") and "cannot be loaded: " in line for line in lines)
 

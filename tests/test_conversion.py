@@ -18,7 +18,7 @@ from speculative_t5.checkpoints import ModelFolder
 from speculative_t5.checkpoints.conversion import convert, is_finite, new_layout, quantized
 from speculative_t5.checkpoints.loading import DTYPES
 from speculative_t5.checkpoints.tensors import as_numpy, parameters_of
-from speculative_t5.device import default_dtype
+from speculative_t5.device import default_type
 from speculative_t5.models import Quantization, T5Config
 
 import mlx.core as mx
@@ -69,7 +69,7 @@ def test_a_converted_model_needs_nothing_else() -> None:
     assert seen[-1][1] == sum(t.nbytes for t in opened(SOURCE).tensors.values())
     shutil.rmtree(SOURCE)
     model, tokenizer = load(OUT)
-    assert model.dtype == default_dtype()
+    assert model.dtype == default_type().dtype
     assert model.info.vocabulary == tokenizer.vocabulary
     assert ModelFolder(OUT).t5_config() == model.config
 

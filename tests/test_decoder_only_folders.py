@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.checkpoints import ModelFolder
+from speculative_t5 import SpeculativeDecoder, device, load
+from speculative_t5.checkpoints import ModelFolder, default_type_of
 from speculative_t5.checkpoints.decoder_only import max_context, read_config
-from speculative_t5.device import default_dtype
 from speculative_t5.models.decoder_only import DecoderOnlyModel, build
 from speculative_t5.tokenizers import DecoderOnlyTokenizer
 
@@ -124,7 +123,7 @@ def test_weights_are_cast_but_for_those_that_keep_their_type(
     from mlx_lm.models import qwen3
 
     edit_json(folder / "config.json", dtype="float16")
-    assert {w.dtype for w in weights(load(folder)[0]).values()} == {default_dtype()}
+    assert {w.dtype for w in weights(load(folder)[0]).values()} == {device.default_type().dtype}
     kept = property(lambda self: lambda name: "norm" not in name)
     monkeypatch.setattr(qwen3.Model, "cast_predicate", kept, raising=False)
     model, _ = load(folder, dtype=mx.bfloat16)
@@ -140,12 +139,12 @@ def test_quantized_matrices_keep_16_bit_scales(
     write_causal(tmp_path / "source", hidden_size=64)
     convert(str(tmp_path / "source"), str(tmp_path / "made"), quantize=True, q_group_size=32,
             dtype="float16")  # fmt: skip
-    for of_the_device, asked, expected in (
-        (mx.float32, None, mx.float32), (mx.bfloat16, None, mx.float16),
-        (mx.bfloat16, mx.bfloat16, mx.bfloat16),
+    for on_cpu, asked, expected in (
+        (True, None, mx.float32), (False, None, mx.float16), (False, mx.bfloat16, mx.bfloat16)
     ):  # fmt: skip
-        name = "speculative_t5.checkpoints.decoder_only.default_dtype"
-        monkeypatch.setattr(name, lambda dtype=of_the_device: dtype)
+        monkeypatch.setattr(device, "on_cpu", lambda found=on_cpu: found)
+        chosen = default_type_of(ModelFolder(tmp_path / "made"))
+        assert asked or chosen.dtype == expected
         found = {w.dtype for w in weights(load(tmp_path / "made", dtype=asked)[0]).values()}
         assert found == {mx.uint32, expected}
 

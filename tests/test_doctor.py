@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-from speculative_t5 import SpeculativeDecoder
+from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.bench import Run
 from speculative_t5.checkpoints import dtype_name
 from speculative_t5.cli import doctor as command
@@ -36,7 +36,7 @@ import numpy as np
 import pytest
 from checkpoints import write_causal
 from commands import Call, on_a_terminal
-from conftest import REPOSITORY
+from conftest import REPOSITORY, V1_1, write_checkpoint
 from messages import check_message
 
 SHIPPED = Subject(str(REPOSITORY / "weights" / "correct-base"),
@@ -79,8 +79,7 @@ def test_other_models_are_checked_in_their_own_type(
     """A quantized model in 16 bits, where the user has asked for no type, and bfloat16 is usual."""
     from mlx_lm.convert import convert
 
-    usual = "speculative_t5.checkpoints.decoder_only.default_dtype"
-    monkeypatch.setattr(usual, lambda: mx.bfloat16)
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
     write_causal(tmp_path / "source", hidden_size=64, max_position_embeddings=256)
     made = str(tmp_path / "made")
     convert(str(tmp_path / "source"), made, quantize=True, q_group_size=32, dtype="float16")
@@ -319,18 +318,24 @@ def test_an_old_mlx_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.status == "failed" and "install 0.32.1 or newer" in found.reason
 
 
-def test_a_slow_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_type_and_a_slow_one_are_reported(
+    tmp_path: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = {"architecture": "applegpu_g13s", "device_name": "Apple M1 Pro", "memory_size": 2**34,
             "resource_limit": 499000}  # fmt: skip
     monkeypatch.delenv(environment.machine.CHOICE)
     monkeypatch.setattr(mx, "device_info", lambda device=None: info)
     monkeypatch.setattr(environment.machine, "on_cpu", lambda: False)
-    monkeypatch.setattr(environment.machine, "default_dtype", lambda: mx.bfloat16)
     limits = environment._limits()
     found = environment.device(Subject())
     assert found.reason == "MLX computes on the GPU: Apple M1 Pro, 16 GB of memory"
     assert "at most 499,000 buffers" in found.notes[0]
-    assert "bfloat16 by default; some users report float16 to be faster on an M1" in found.notes[1]
+    assert found.notes[1] == "the target computes in float16 by default: as stored"
+    write_checkpoint(tmp_path, V1_1, spiece)
+    for model in (tmp_path, tmp_path / "none"):
+        note = environment.device(Subject(str(model))).notes[1]
+        assert "bfloat16 by default: " in note and "faster on an M1" in note
+        assert ("float16 overflows" in note) == (model == tmp_path)
     assert environment._limits() == limits, "reading the limits leaves them"
 
 

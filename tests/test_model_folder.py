@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, PropertyMock
 
-from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.checkpoints import ModelFolder, loading, model_folder, read_task, save_draft
+from speculative_t5 import SpeculativeDecoder, device, load
+from speculative_t5.checkpoints import (
+    ModelFolder,
+    default_type_of,
+    dtype_name,
+    model_folder,
+    read_task,
+    save_draft,
+)
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.checkpoints.inspection import inspect, list_models
+from speculative_t5.checkpoints.inspection import as_lines, inspect, list_models
 from speculative_t5.distill import DistillOptions, new_draft
+from speculative_t5.generation import process_facts
 from speculative_t5.models import T5Config
 from speculative_t5.models.t5_session import read_sources
 from speculative_t5.tokenizers import load_tokenizer
@@ -24,7 +32,7 @@ import pytest
 import torch
 from checkpoints import POINTER, edit_tensors, opened, refused
 from commands import Call
-from conftest import REPOSITORY, V1_0, edit_json, write_checkpoint
+from conftest import REPOSITORY, V1_0, V1_1, edit_json, write_checkpoint
 from families import write_family
 
 SHIPPED = {"correct-base", "correct-draft", "correct-small"}
@@ -391,9 +399,46 @@ def test_the_index_says_which_shard_holds_a_tensor(folder: Path) -> None:
 
 
 @of_converted
-def test_dtype_is_the_devices_or_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float16_warns_where_it_overflows(folder: Path) -> None:
     with pytest.warns(UserWarning, match="float16 overflows"):
         assert load(folder, dtype=mx.float16)[0].dtype == mx.float16
-    edit_json(folder / "config.json", gated=False)
-    monkeypatch.setattr(loading, "default_dtype", lambda: mx.bfloat16)
-    assert load(folder)[0].dtype == mx.bfloat16
+
+
+WIDE = V1_0 | {"d_model": 32, "d_kv": 16, "d_ff": 64}  # which can be quantized
+
+
+@pytest.mark.parametrize(
+    ("shape", "stored", "quantize", "expected", "reason"),
+    [
+        (V1_0, "float16", None, mx.float16, "as stored"),
+        (WIDE, "float16", 8, mx.float16, "as stored"),
+        (V1_0, "bfloat16", None, mx.bfloat16, "half the size"),
+        (V1_0, "float32", None, mx.bfloat16, "half the size"),
+        (V1_1, "float16", None, mx.bfloat16, "float16 overflows"),
+    ],
+)
+def test_a_gpu_keeps_float16_where_it_does_not_overflow(
+    elsewhere: Path,
+    spiece: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: dict[str, Any],
+    stored: str,
+    quantize: int | None,
+    expected: mx.Dtype,
+    reason: str,
+) -> None:
+    write_checkpoint(Path("source"), shape, spiece)
+    convert("source", Path("weights/model"), dtype=stored, quantize=quantize, group_size=32)
+    folder = ModelFolder(Path("weights/model"))
+    assert load("model")[0].dtype == default_type_of(folder).dtype == mx.float32
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    found = default_type_of(folder)
+    assert found.dtype == load("model")[0].dtype == expected and reason in found.reason
+    assert process_facts("model", None)["the type to compute in"] == dtype_name(expected)
+    assert load("model", dtype=mx.float32)[0].dtype == mx.float32
+    listed = {model.folder.name: model.default_type for model in list_models()}
+    assert listed["model"] == found and listed["correct-draft"] is None
+    if not quantize:
+        assert f"{dtype_name(expected)} is the default" in "".join(
+            as_lines(inspect("weights/model"))
+        )

@@ -205,7 +205,7 @@ def setting_of(dtype: str | None) -> tuple[dict[str, str], Any]:
 
     if dtype is not None and dtype not in DTYPES:
         raise typer.BadParameter(f"no type {dtype!r}, expected one of: {', '.join(DTYPES)}")
-    kind = DTYPES[dtype] if dtype else device.default_dtype()
+    kind = DTYPES[dtype] if dtype else device.default_type().dtype
     gpu = "cuda" if mx.cuda.is_available() else "metal"
     setting = {
         "backend": "cpu" if device.on_cpu() else gpu,

@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from .. import device
 from ..decoding import Vocabulary
-from ..device import default_dtype
 from ..errors import first_line, shown
 from ..models import MAX_LAYERS, MAX_SIZE, DecoderOnlyModel, build, refuse_quantized, wrong
 from ..tokenizers import DecoderOnlyTokenizer
@@ -65,9 +65,8 @@ def load_decoder_only(
         raise ValueError(
             f"{folder.path} does not say what ends an output: put eos_token_id into its config.json"
         )
-    wanted = dtype or default_dtype()
-    # Casting float16 scales to bfloat16 would lose bits.
-    as_stored = config.get("quantization") and dtype is None and wanted != mx.float32
+    wanted = dtype or device.default_type().dtype
+    as_stored = dtype is None and _keeps_its_type(config)
     # Some models have parameters that must keep their type, such as those that choose experts.
     may_cast = getattr(module, "cast_predicate", lambda name: True)
     for name, weight in weights.items():
@@ -96,16 +95,39 @@ def load_decoder_only(
     return model, tokenizer
 
 
-def inspect_decoder_only(folder: ModelFolder) -> tuple[str, int, tuple[str, ...], Vocabulary]:
-    """Return a model's model_type, number of parameters, stored types (or bits) and vocabulary."""
+def _keeps_its_type(config: Mapping[str, Any]) -> bool:
+    """Whether a model computes in the type that it is stored in, if none is asked for.
+
+    Casting a quantized model's float16 scales to bfloat16 would lose bits.
+    """
+    return bool(config.get("quantization")) and not device.on_cpu()
+
+
+class DecoderOnly(NamedTuple):
+    """What a folder of a decoder-only model holds."""
+
+    kind: str  # its model_type
+    num_parameters: int
+    stored: tuple[str, ...]  # the types of its tensors, or their bits
+    default_type: device.DefaultType
+    vocabulary: Vocabulary
+
+
+def inspect_decoder_only(folder: ModelFolder) -> DecoderOnly:
+    """Inspect a folder without reading its weights."""
     config = read_config(folder)
     with _about(folder.path):
         module = build(config)
-    stored = tuple(sorted({dtype_name(tensor.dtype) for tensor in _open(folder).values()}))
+    tensors, chosen = _open(folder), device.default_type()
+    stored = tuple(sorted({dtype_name(tensor.dtype) for tensor in tensors.values()}))
     if settings := config.get("quantization"):
         stored = (f"{settings['bits']} bits",)
+        if _keeps_its_type(config):
+            scales = next(t.dtype for name, t in tensors.items() if name.endswith("scales"))
+            chosen = device.DefaultType(scales, "as stored")
     count = sum(math.prod(shape) for shape in module_shapes(module).values())
-    return config["model_type"], count, stored, DecoderOnlyTokenizer(folder.path).vocabulary
+    vocabulary = DecoderOnlyTokenizer(folder.path).vocabulary
+    return DecoderOnly(config["model_type"], count, stored, chosen, vocabulary)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from ..decoding import Vocabulary
-from ..device import default_dtype
+from ..device import DefaultType, default_type
 from ..models import Quantization, T5Config
 from ..tokenizers import ByteTokenizer, Tokenizer
 from .conversion import new_layout, num_bytes, num_parameters, quantized
@@ -43,6 +43,7 @@ class Listed:
     num_parameters: int = 0  # each counted once
     stored: tuple[str, ...] = ()  # the types of its tensors, or their bits if they are quantized
     size: int = 0  # bytes of its files
+    default_type: DefaultType | None = None  # a sharing draft has its target's
     drafts: tuple[str, ...] = ()  # names of the folders that can draft for it; see `_drafts`
     draft_for: str | None = None  # the target of a sharing draft, which drafts for no other
     error: str | None = None  # why it cannot be loaded
@@ -60,6 +61,7 @@ class Inspection:
     num_parameters: int
     stored: tuple[str, ...]  # the types of its tensors; empty for a repository
     sizes: tuple[Sizes, ...]  # for each way to convert it; none if it is quantized already
+    default_type: DefaultType  # of a repository, as if it were stored in float32
     drafts: list[Listed]
 
 
@@ -70,9 +72,11 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
         folder = ModelFolder(Path(model))
         checkpoint = open_checkpoint(folder)
         config, kinds = checkpoint.config, checkpoint.dtypes
+        chosen = checkpoint.default_type
     else:
         folder, _ = look_up(model, revision)
         config = folder.t5_config()
+        chosen = default_type(gated=config.gated)
     tokenizer, count = folder.tokenizer(), num_parameters(config)
     target = Listed(Path(model), num_parameters=count, vocabulary=tokenizer.vocabulary)
     return Inspection(
@@ -83,6 +87,7 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
         num_parameters=count,
         stored=_names(kinds.values()),
         sizes=() if config.quantization else tuple(ways(config, kinds)),
+        default_type=chosen,
         drafts=_drafts(target, folder.draft, _find_models()),
     )
 
@@ -116,14 +121,15 @@ def _list_model(folder: ModelFolder, size: int) -> Listed:
         target, count = inspect_draft(folder)
         return Listed(path, "draft", count, ("float16",), size, draft_for=target)
     if folder.kind == "decoder-only":
-        kind, count, stored, vocabulary = inspect_decoder_only(folder)
-        return Listed(path, kind, count, stored, size, vocabulary=vocabulary)
+        kind, count, stored, chosen, vocabulary = inspect_decoder_only(folder)
+        return Listed(path, kind, count, stored, size, chosen, vocabulary=vocabulary)
     checkpoint, tokenizer = open_checkpoint(folder), folder.tokenizer()
     config, stored = checkpoint.config, _names(checkpoint.dtypes.values())
     if config.quantization:
         stored = (f"{config.quantization.bits} bits",)
     count, vocabulary = num_parameters(config), tokenizer.vocabulary
-    return Listed(path, family(config, tokenizer), count, stored, size, vocabulary=vocabulary)
+    name, chosen = family(config, tokenizer), checkpoint.default_type
+    return Listed(path, name, count, stored, size, chosen, vocabulary=vocabulary)
 
 
 def _names(dtypes: Iterable[mx.Dtype]) -> tuple[str, ...]:
@@ -207,7 +213,8 @@ def as_lines(found: Inspection) -> Iterator[str]:
     drafts = [f"{d.folder} ({d.num_parameters / 1e6:.1f} million)" for d in found.drafts]
     yield f"  drafts      {', '.join(drafts) or 'none that shares its tokenizer is here'}"
     if found.sizes:
+        dtype, reason = found.default_type
         yield (
             f"To run: weights, and keys and values of {SOURCE_TOKENS} source and {OUTPUT_TOKENS} "
-            f"output tokens; {dtype_name(default_dtype())} is this device's default."
+            f"output tokens. On this device {dtype_name(dtype)} is the default: {reason}."
         )

@@ -8,10 +8,10 @@ import mlx.core as mx
 
 from .. import device
 from ..cpu import accelerate
-from ..device import default_dtype
+from ..device import DefaultType
 from ..models import T5, DecoderOnlyModel, SharingDraft, parts_of, shard, split_of
 from ..tokenizers import Tokenizer
-from .decoder_only import load_decoder_only
+from .decoder_only import inspect_decoder_only, load_decoder_only
 from .hub import download, find_cached, flat_name, look_up
 from .model_folder import ModelFolder, find_folder, model_folders
 from .t5 import Checkpoint, open_checkpoint
@@ -56,8 +56,8 @@ def load(
             `weights_folders`) or of the repository that one was converted from. Any other
             name is one on the Hugging Face Hub, which is downloaded to its own cache.
         dtype: Type to compute in, by its name or MLX's: float32, float16 or bfloat16. By default
-            float32 on a CPU, bfloat16 on Metal and CUDA (where a model that mlx-lm has quantized
-            keeps its own type).
+            float32 on a CPU; on Metal and CUDA bfloat16, but a T5 v1.0 that is stored in float16
+            and a model that mlx-lm has quantized keep their type.
         target: The model that this one is to draft for. A draft that shares its target's encoder
             needs it; it computes in the target's type, and its tokenizer is None, as it is the
             target's.
@@ -87,10 +87,17 @@ def load(
     if folder.kind == "decoder-only":
         model, tokenizer = load_decoder_only(folder, computed)
     else:
-        model, tokenizer = _load_t5(folder, computed or default_dtype(), group)
+        model, tokenizer = _load_t5(folder, computed, group)
     tokenizer.prefix = prefix
     model.min_probability = least or 0.0
     return model, tokenizer
+
+
+def default_type_of(folder: ModelFolder) -> DefaultType:
+    """Return the type that `load` chooses for a model; a sharing draft has its target's."""
+    if folder.kind == "decoder-only":
+        return inspect_decoder_only(folder).default_type
+    return open_checkpoint(folder).default_type
 
 
 def as_dtype(dtype: mx.Dtype | str | None) -> mx.Dtype | None:
@@ -121,9 +128,10 @@ def locate(name_or_path: str | Path) -> Path:
 
 
 def _load_t5(
-    folder: ModelFolder, dtype: mx.Dtype, group: mx.distributed.Group | None
+    folder: ModelFolder, asked: mx.Dtype | None, group: mx.distributed.Group | None
 ) -> tuple[T5, Tokenizer]:
     checkpoint = open_checkpoint(folder)
+    dtype = asked or checkpoint.default_type.dtype
     tokenizer = folder.tokenizer()
     if dtype == mx.float16 and checkpoint.config.gated:
         warnings.warn(

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..device import DefaultType, default_type
 from ..models import T5, T5Config
 from .model_folder import ModelFolder
 from .tensors import Shape, StoredTensor, check_shapes, module_shapes, read_npz
@@ -38,6 +39,13 @@ class Checkpoint:
             kinds = {self.tensors[source].dtype for source in sources}
             found[name] = kinds.pop() if len(kinds) == 1 else mx.float32
         return found
+
+    @property
+    def default_type(self) -> DefaultType:
+        """The type that the model computes in if none is asked for."""
+        # Quantized weights are packed into integers.
+        stored = {kind for kind in self.dtypes.values() if kind != mx.uint32}
+        return default_type(stored, gated=self.config.gated)
 
 
 def open_checkpoint(folder: ModelFolder) -> Checkpoint:

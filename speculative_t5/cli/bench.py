@@ -179,7 +179,7 @@ def _random(
                 f"--source and --max-tokens must be at most {limit} together, which {name} reads, "
                 f"got {source} and {max_tokens}"
             )
-    kind = as_dtype(dtype) or device.default_dtype()
+    kind = as_dtype(dtype) or device.default_type().dtype
     target, small = (synthetic.random_model(name, dtype=kind) for name in names)
     prompts = synthetic.random_prompts(target, source, wanted.count)
     return SpeculativeDecoder(target, small, max_source_length=max(source, 2)), prompts

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 
-from ..checkpoints import Listed, convert_command, list_models
+from ..checkpoints import Listed, convert_command, dtype_name, list_models
 from .options import in_output, with_options
 from .terminal import columns, note, one_line
 
@@ -17,8 +17,12 @@ def models(
     found = list_models()
     if as_json:
         for model in found:
-            record = dataclasses.asdict(model) | {"folder": str(model.folder)}
+            plain = dataclasses.replace(model, default_type=None, vocabulary=None)
+            record = dataclasses.asdict(plain) | {"folder": str(model.folder)}
             del record["vocabulary"]
+            if model.default_type:
+                dtype, reason = model.default_type
+                record["default_type"] = {"dtype": dtype_name(dtype), "reason": reason}
             print(json.dumps(record))
     elif found:
         print("\n".join(as_lines(found)))
@@ -28,20 +32,31 @@ def models(
 
 def as_lines(found: Sequence[Listed]) -> Iterator[str]:
     """Yield a line for each model that can be loaded, then one for each that cannot."""
-    names = ("model", "family", "parameters", "stored as", "on disk", "drafts that fit")
+    names = (
+        "model",
+        "family",
+        "parameters",
+        "stored as",
+        "computes in",
+        "on disk",
+        "drafts that fit",
+    )
     rows = [
         (
             one_line(model.folder.name),
             f"draft for {one_line(model.draft_for)}" if model.draft_for else model.family,
             f"{model.num_parameters / 1e6:,.1f} M",
             ", ".join(model.stored),
+            dtype_name(model.default_type.dtype) if model.default_type else "its target's",
             f"{model.size / 1e6:,.1f} MB",
             "" if model.draft_for else ", ".join(map(one_line, (*model.drafts, "lookup"))),
         )
         for model in found
         if model.family
     ]
-    yield from columns([names, *rows], right=(2, 4))
+    yield from columns([names, *rows], right=(2, 5))
+    for dtype, reason in dict.fromkeys(model.default_type for model in found if model.default_type):
+        yield f"{dtype_name(dtype)}: {reason}"
     for model in found:
         if model.error:
             yield f"{one_line(model.folder.name)} cannot be loaded: {one_line(model.error)}"

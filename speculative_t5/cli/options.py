@@ -90,7 +90,7 @@ class DecoderOptions(DraftingOptions):
     dtype: str | None = in_models(
         None,
         "Type to compute in: float32, float16 or bfloat16.",
-        shown="float32 on a CPU, bfloat16 elsewhere",
+        shown="float32 on a CPU; elsewhere bfloat16, or float16 for a T5 v1.0 stored so",
     )
     task: str | None = in_models(
         None,

@@ -17,6 +17,7 @@ import mlx.core as mx
 from .. import device
 from ..checkpoints import (
     ModelFolder,
+    default_type_of,
     find_folder,
     inspect_decoder_only,
     open_checkpoint,
@@ -47,6 +48,14 @@ class Subject:
         """Whether the target is the one that the package ships, and no other of its name."""
         found = find_folder(self.model)
         return bool(found and found.resolve() == (weights_folders()[-1] / SHIPPED).resolve())
+
+    @property
+    def default_type(self) -> device.DefaultType:
+        """The type that the target computes in by default; where it cannot be read, any model."""
+        try:
+            return default_type_of(_folder(self.model))
+        except (OSError, ValueError):
+            return device.default_type()
 
     def check(self) -> None:
         """Refuse folders without a model, and a draft that does not fit.

@@ -54,29 +54,26 @@ def device(subject: Subject) -> Finding:
     memory = memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     name, limits, buffers = machine.chip(used), _limits(), info.get("resource_limit")
     apple = re.search(r"\bM\d+\b", name)
-    chip, dtype = apple[0] if apple else None, machine.default_dtype()
+    chip = apple[0] if apple else None
+    dtype, reason = subject.default_type
     details: dict[str, Any] = {
         "device": str(used), "info": info, "generation": chip, "memory": memory, **limits,
         "threads": libraries.num_threads(), "default_dtype": dtype_name(dtype),
     }  # fmt: skip
-    where, threads, about = "the GPU", "", ": half the size of float32, with its range"
+    where, threads = "the GPU", ""
     if machine.on_cpu():
         where, threads = "the CPU", f", {details['threads']} threads"
-        about = ": the CPU's libraries have no faster type"
     elif chip in SLOW_BFLOAT16 and dtype == mx.bfloat16:
-        about = (
-            f"; some users report float16 to be faster on an {chip}, but it overflows in v1.1 and "
-            "flan models"
-        )
-    reason = f"MLX computes on {where}: {name}, {_size(memory)} of memory{threads}"
+        reason += f"; some users report float16 to be faster on an {chip}"
+    found = f"MLX computes on {where}: {name}, {_size(memory)} of memory{threads}"
     if choice:
-        reason += f" ({machine.CHOICE}={choice})"
+        found += f" ({machine.CHOICE}={choice})"
     notes = [
         ", ".join(f"{name.replace('_', ' ')} {_size(limit)}" for name, limit in limits.items())
         + (f"; at most {buffers:,} buffers" if buffers else ""),
-        f"{details['default_dtype']} by default{about}",
+        f"the target computes in {details['default_dtype']} by default: {reason}",
     ]
-    return Finding("device", "ok", reason, notes, details)
+    return Finding("device", "ok", found, notes, details)
 
 
 def _limits() -> dict[str, int]:

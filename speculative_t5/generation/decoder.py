@@ -15,7 +15,15 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from .. import __version__, decoding, device
-from ..checkpoints import ModelFolder, as_dtype, dtype_name, load, locate, named_draft
+from ..checkpoints import (
+    ModelFolder,
+    as_dtype,
+    default_type_of,
+    dtype_name,
+    load,
+    locate,
+    named_draft,
+)
 from ..decoding import AdaptiveSchedule, FixedSchedule, Indexed, LanguageModel, Plan, Request, Round
 from ..distributed import ProcessGroup
 from ..documents import TextOptions, rewrite
@@ -458,7 +466,8 @@ def process_facts(
 ) -> dict[str, str]:
     """Return the facts that must be the same in all processes, see `ProcessGroup.compare`."""
     facts = {"the version of speculative_t5": __version__, "the version of MLX": version("mlx")}
-    facts["the type to compute in"] = dtype_name(as_dtype(dtype) or device.default_dtype())
+    target = ModelFolder(locate(model))
+    facts["the type to compute in"] = dtype_name(as_dtype(dtype) or default_type_of(target).dtype)
     for role, name in (("the target", model), ("the draft", draft)):
         if name is None or name == "lookup":
             facts[role] = name or "none"
