@@ -27,7 +27,8 @@ def dumped(code: str) -> str:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_bug_can_be_planted(bug: Bug) -> None:
     text = (REPOSITORY / bug.file).read_text(encoding="utf-8")
-    assert dumped(bug.planted(text)) != dumped(text)
+    planted = bug.planted(text)
+    assert dumped(planted) != dumped(text) if bug.file.endswith(".py") else planted != text
     test, *_ = planted_bugs.pytest_arguments(bug.test)
     file, *names = test.partition("[")[0].split("::")
     assert defined(file).issuperset(names)

@@ -20,8 +20,7 @@ esac
 """
 STUB = """#!/bin/sh
 case "$*" in
-    --version) echo "Python 3.{minor}.1" ;;
-    -c*) [ {minor} -ge 11 ] ;;
+    *platform*) echo "{found}" ;;
     "-m venv"*) echo "$0" >chosen; mkdir -p .venv/bin; cp fake .venv/bin/python ;;
 esac
 """
@@ -74,32 +73,77 @@ def test_only_a_change_of_what_is_built_from_installs_again(
     assert install(compiler="gcc 13") == 6
 
 
-@pytest.mark.parametrize(
-    ("found", "chosen"),
-    [
-        ({"python3": 11, "python3.14": 14}, "python3"),
-        ({"python3": 9, "python3.12": 12, "python3.11": 11}, "python3.12"),
-        ({"python3": 10, "python3.11": 11}, "python3.11"),
-        ({"python3": 9}, None),
-    ],
-)
-def test_another_python_on_the_path_is_used_before_giving_up(
-    tmp_path: Path, install: Callable[..., int], found: dict[str, int], chosen: str | None
-) -> None:
+@pytest.fixture
+def find(tmp_path: Path, install: Callable[..., int]) -> Callable[..., tuple[str, str]]:
+    """Runs venv.sh where only some Pythons are; returns the one it chose, and its error."""
     shutil.move(tmp_path / ".venv" / "bin" / "python", tmp_path / "fake")
     shutil.rmtree(tmp_path / ".venv")
     (tmp_path / PACKAGES).mkdir(parents=True)
-    for name in ("python3", *(f"python3.{minor}" for minor in range(11, 15))):
-        missing = "#!/bin/sh\nexit 127\n"  # stands before the machine's own
-        stub = STUB.format(minor=found[name]) if name in found else missing
-        write(tmp_path / "bin" / name, stub)
-    if chosen:
-        assert install() == 1
-        assert Path((tmp_path / "chosen").read_text().strip()) == tmp_path / "bin" / chosen
-        return
-    with pytest.raises(subprocess.CalledProcessError) as failed:
-        install()
-    assert failed.value.returncode == 2
-    (line,) = failed.value.stderr.splitlines()
-    check_message(line.removeprefix("error: "), "3.11 or newer is needed, found Python 3.9.1")
-    assert not (tmp_path / ".venv" / "bin").exists()
+    bin = tmp_path / "bin"
+    for tool in ("bash", "cat", "cp", "find", "head", "mkdir", "sort"):
+        (bin / tool).parent.mkdir(exist_ok=True)
+        (bin / tool).symlink_to(str(shutil.which(tool)))
+    write(bin / "c++", "#!/bin/sh\necho >>compiled\n")
+    write(bin / "xcode-select", "#!/bin/sh\nexit 2\n")  # no command line tools are installed
+
+    def run(system: str, found: dict[str, str], named: str = "") -> tuple[str, str]:
+        write(bin / "uname", f"#!/bin/sh\necho {system}\n")
+        for name, what in found.items():
+            write(bin / name, STUB.format(found=what))
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", "extra=; . scripts/venv.sh"],
+            cwd=tmp_path, env={"PATH": str(bin), "PYTHON": named}, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode == 0:
+            assert done.stderr == "installing into .venv ...\n"
+            assert (tmp_path / "compiled").exists() == (system == "Linux")
+            return Path((tmp_path / "chosen").read_text().strip()).name, ""
+        assert done.returncode == 2 and not (tmp_path / ".venv" / "bin").exists()
+        assert not (tmp_path / "compiled").exists()
+        (line,) = done.stderr.splitlines()
+        return "", line.removeprefix("error: ")
+
+    return run
+
+
+OLD, ARM, INTEL = "3.9.6 arm64 False", "3.13.1 arm64 True", "3.13.1 x86_64 True"
+
+
+@pytest.mark.parametrize(
+    ("system", "found", "named", "chosen"),
+    [
+        ("Linux", {"python3": INTEL, "python3.14": INTEL}, "", "python3"),
+        ("Linux", {"python3": OLD, "python3.12": INTEL, "python3.11": INTEL}, "", "python3.12"),
+        ("Linux", {"python3": ARM, "mine": ARM}, "mine", "mine"),
+        ("Linux", {"python3": "", "python3.11": ARM, "mine": OLD}, "mine", "python3.11"),
+        ("Darwin", {"python3": INTEL, "python3.11": ARM}, "", "python3.11"),
+    ],
+)
+def test_the_first_python_that_will_do_is_used(
+    find: Callable[..., tuple[str, str]],
+    system: str,
+    found: dict[str, str],
+    named: str,
+    chosen: str,
+) -> None:
+    assert find(system, found, named) == (chosen, "")
+
+
+@pytest.mark.parametrize(
+    ("system", "found", "named", "said"),
+    [
+        ("Linux", {}, "", "found none: install one (apt-get install python3.11-venv)"),
+        ("Linux", {"python3": OLD, "python3.11": ""}, "nowhere",
+         "found nowhere (not found), python3 (3.9.6), python3.11 (does not run): install"),
+        ("Darwin", {"python3": OLD, "python3.13": INTEL}, "/usr/bin/env",
+         "Python 3.11 or newer for arm64 is needed, found /usr/bin/env (needs Apple's command line "
+         "tools), python3 (3.9.6), python3.13 (3.13.1 for x86_64): install one "
+         "(brew install python@3.13, python.org, or uv python install 3.13)"),
+    ],
+)  # fmt: skip
+def test_where_no_python_will_do_the_error_says_why(
+    find: Callable[..., tuple[str, str]], system: str, found: dict[str, str], named: str, said: str
+) -> None:
+    chosen, error = find(system, found, named)
+    assert not chosen
+    check_message(error, said)
