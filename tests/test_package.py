@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -14,6 +15,7 @@ from speculative_t5.cpu import libraries
 
 import mlx.core as mx
 import pytest
+import yaml
 from conftest import REPOSITORY
 
 is_linux = sys.platform.startswith("linux")
@@ -113,6 +115,24 @@ def test_layers_are_built_for_the_version_of_mlx_that_is_installed() -> None:
     project = (REPOSITORY / "pyproject.toml").read_text()
     pinned = re.findall(r'"mlx\[\w+\]==([\w.]+); sys_platform', project)
     assert len(pinned) == 4 and len(set(pinned)) == 1  # to build, to run, on two kinds of GPU
+
+
+def test_no_system_gets_an_mlx_that_nobody_has_read() -> None:
+    """What is relied on was read in the sources of MLX 0.32."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    needed = [each for each in project["dependencies"] if re.match(r"mlx\b(?!-)", each)]
+    assert len(needed) == 2
+    assert all("==0.32." in each or ",<0.33;" in each for each in needed)
+
+
+@pytest.mark.parametrize("name", ["test", "wheels"])
+def test_jobs_have_time_limits_and_use_float32_on_a_hosted_mac(name: str) -> None:
+    text = (REPOSITORY / ".github" / "workflows" / f"{name}.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    assert all(0 < job["timeout-minutes"] <= 120 for job in jobs.values())
+    if name == "wheels":
+        (*_, run, _) = jobs["macos"]["steps"]
+        assert run["run"].splitlines()[-1] == "venv/bin/speculative-t5 --dtype float32"
 
 
 def test_threads_are_as_the_environment_says_or_the_quota_of_a_container(
