@@ -182,7 +182,7 @@ def test_arrays_of_a_cache_that_others_hold_do_not_change() -> None:
     _, model = pair("relu")
     session: Any = model.start(SOURCES)[0]
     mx.eval(session.step(mx.array(TARGET)[:, :5]))
-    kept = [k for layer in session._cache.layers for k in layer]
+    kept = list(session._cache.layers)
     before = [np.array(k) for k in kept]
     mx.eval(session.step(mx.array(TARGET)[:, 5:8]))
     assert all((np.array(k) == b).all() for k, b in zip(kept, before, strict=True))
@@ -288,16 +288,16 @@ def test_layers_of_another_build_are_not_used(monkeypatch: pytest.MonkeyPatch) -
 
 
 X, NORM, SQUARE, INTO = mx.ones((2, 3, 4)), mx.ones(4), mx.ones((4, 4)), mx.ones((12, 4))
-KEYS, TABLE, START = mx.ones((2, 2, 8, 2)), mx.ones((2, 9)), mx.zeros(1, dtype=mx.int32)
+KEYS, TABLE, START = mx.ones((2, 2, 2, 8, 2)), mx.ones((2, 9)), mx.zeros(1, dtype=mx.int32)
 REFUSED = [
     ("feed_forward", (X.astype(mx.float16), NORM, SQUARE, SQUARE, "relu", False, 1e-6), "float32"),
     ("feed_forward", (X, NORM, SQUARE, SQUARE, "relu", True, 1e-6), "(d_ff, d)"),
     ("feed_forward", (X, NORM, SQUARE, SQUARE, "tanh", False, 1e-6), "tanh"),
-    ("decoder_attention", (X, NORM, SQUARE, SQUARE, TABLE, KEYS, KEYS, START, 1e-6), "3 H D"),
+    ("decoder_attention", (X, NORM, SQUARE, SQUARE, TABLE, KEYS, START, 1e-6), "3 H D"),
     ("decoder_attention",
-     (X, NORM, INTO, SQUARE, TABLE, KEYS, KEYS[:, :1], START, 1e-6), "(B, H, T, D)"),
+     (X, NORM, INTO, SQUARE, TABLE, KEYS[:1], START, 1e-6), "(2, B, H, T, D)"),
     ("decoder_attention",
-     (mx.ones((5, 1, 4)), NORM, INTO, SQUARE, TABLE, KEYS, KEYS, START, 1e-6), "numbers of rows"),
+     (mx.ones((5, 1, 4)), NORM, INTO, SQUARE, TABLE, KEYS, START, 1e-6), "numbers of rows"),
     ("keys_values", (X, INTO, 3, 2), "as many keys"),
     ("embed", (mx.array([3, 0]), SQUARE), "(B, L), int32"),
     ("logits", (X, NORM, SQUARE, 1.0, 1e-6, 5), "more than the ids"),
@@ -314,9 +314,9 @@ def test_arguments_of_wrong_shapes_are_refused(function: str, arguments: Any, pa
 
 @needs_layers
 def test_positions_outside_of_the_cache_are_refused() -> None:
-    x, keys = mx.ones((1, 4, 4)), mx.ones((1, 2, 8, 2))
+    x, cache = mx.ones((1, 4, 4)), mx.ones((2, 1, 2, 8, 2))
     for offset in (5, -1):
-        arguments = (x, NORM, INTO, SQUARE, TABLE, keys, keys, mx.array([offset], mx.int32), 1e-6)
+        arguments = (x, NORM, INTO, SQUARE, TABLE, cache, mx.array([offset], mx.int32), 1e-6)
         with pytest.raises(RuntimeError, match="not in the cache"):
             mx.eval(layers.library.decoder_attention(*arguments))
 

@@ -8,7 +8,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.generation.steady import rows_are_alike, steady_width
 from speculative_t5.models import t5
-from speculative_t5.models.cache import KVCache, LayerShape
+from speculative_t5.models.cache import SMALLEST, KVCache
 
 import mlx.core as mx
 import pytest
@@ -115,13 +115,13 @@ def test_passes_follow_from_the_position_alone() -> None:
     seen: set[tuple[int, int]] = set()
 
     def run(tokens: mx.array, offsets: mx.array, layers: Any) -> Any:
-        capacity, first = layers[0][0].shape[2], offsets.item()
+        capacity, first = layers[0].shape[-2], offsets.item()
         assert tokens.shape == (1, width) and first + width <= capacity
         passes.append((first, capacity))
         return tokens, layers
 
     for longest in (1, 2, 6, 40):
-        cache = KVCache([LayerShape(1, 2, 2, mx.float32)], 1, width)
+        cache = KVCache([mx.zeros((2, 1, 1, SMALLEST, 2))], width)
         while cache.lengths[0] < total:
             length, passes = rng.randint(1, longest), list[tuple[int, int]]()
             assert cache.extend(mx.zeros((1, length), mx.int32), run).shape == (1, length)

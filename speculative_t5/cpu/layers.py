@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import device
-from ..models import HeadOutput, KeysValues, t5
+from ..models import HeadOutput, t5
 from .libraries import load_layers
 
 library, _ = load_layers()  # native/blocks.cpp
@@ -53,34 +53,33 @@ class FusedDecoderLayer(t5.DecoderLayer):
         self,
         x: mx.array,
         bias: t5.Bias,
-        cache: KeysValues | None,
-        source: KeysValues,
+        cache: mx.array | None,
+        source: mx.array,
         mask: mx.array | None,
-    ) -> tuple[mx.array, KeysValues]:
+    ) -> tuple[mx.array, mx.array]:
         own, cross = self.self_attention, self.cross_attention
-        arrays = x, bias.table, *source, mask
-        if cache is None or not (_fits(self) and _usable(*arrays, *cache)):
+        if cache is None or not (_fits(self) and _usable(x, bias.table, source, mask, cache)):
             return super().__call__(x, bias, cache, source, mask)
-        x, keys, values = library.decoder_attention(
-            x, self.self_norm.weight, own.qkv.weight, own.out.weight, bias.table, *cache,
+        x, cache = library.decoder_attention(
+            x, self.self_norm.weight, own.qkv.weight, own.out.weight, bias.table, cache,
             bias.offsets, self.self_norm.eps,
         )  # fmt: skip
         # Rows with the same source are one row of several positions here.
         grouped = library.cross_attention(
-            x.reshape(len(source[0]), -1, x.shape[2]), self.cross_norm.weight, cross.q.weight,
-            cross.out.weight, *source, mask, self.cross_norm.eps,
+            x.reshape(source.shape[1], -1, x.shape[2]), self.cross_norm.weight, cross.q.weight,
+            cross.out.weight, source, mask, self.cross_norm.eps,
         )  # fmt: skip
-        return _feed_forward(self, grouped.reshape(x.shape)), (keys, values)
+        return _feed_forward(self, grouped.reshape(x.shape)), cache
 
 
 class FusedCrossAttention(t5.CrossAttention):
     """Keys and values of a source in one operation."""
 
-    def keys_values(self, memory: mx.array, width: int | None = None) -> KeysValues:
+    def keys_values(self, memory: mx.array, width: int | None = None) -> mx.array:
         if width is None or not (_is_plain(self.kv) and _usable(memory)):
             return super().keys_values(memory, width)
-        pair: KeysValues = library.keys_values(memory, self.kv.weight, self.num_heads, width)
-        return pair
+        kv: mx.array = library.keys_values(memory, self.kv.weight, self.num_heads, width)
+        return kv
 
 
 class FusedHead(t5.Head):

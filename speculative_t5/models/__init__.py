@@ -5,7 +5,7 @@ Imports `decoding`, for the protocols that a model implements, `distributed`, `d
 `errors`.
 """
 
-from .cache import KeysValues, additive, capacity_for
+from .cache import additive, capacity_for
 from .config import (
     DRAFT_TYPE,
     MAX_LAYERS,

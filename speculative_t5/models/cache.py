@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
 
 # Capacities are few, as each is a shape to compile for: powers of 2 from SMALLEST to GROWTH, then
 # multiples of GROWTH.
 SMALLEST, GROWTH = 32, 256
 SOURCE_STEP = 32  # widths of sources are multiples of this, for the same reason
 
-KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
-Pass = Callable[[mx.array, mx.array, list[KeysValues]], tuple[mx.array, list[KeysValues]]]
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """The shape of one layer's keys and values."""
-
-    num_heads: int
-    key_size: int
-    value_size: int
-    dtype: mx.Dtype
+# A layer's keys and values: one array (2, B, H, T, D), or several (B, H, T, D). Axes are counted
+# from the end, so that both are handled alike.
+Layer = Any
+Pass = Callable[[mx.array, mx.array, list[Any]], tuple[mx.array, list[Any]]]
 
 
 @dataclass(frozen=True)
@@ -39,17 +33,17 @@ class EncodedPrompt:
 class Buffers:
     """Keys and values of all layers, for a batch of rows of different lengths."""
 
-    def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
-        self.layers = list(layers)  # (B, H, C, D) each, C being the capacity
+    def __init__(self, layers: Sequence[Layer], lengths: Sequence[int]) -> None:
+        self.layers = list(layers)  # of arrays (..., B, H, C, D), C being the capacity
         self.lengths = list(lengths)  # positions of each row that count
 
     @property
     def capacity(self) -> int:
-        return int(self.layers[0][0].shape[2])
+        return first_array(self.layers).shape[-2]
 
     def resize(self, capacity: int) -> None:
         if capacity != self.capacity:
-            self.layers = [(resized(k, capacity), resized(v, capacity)) for k, v in self.layers]
+            self.layers = tree_map(lambda buffer: resized(buffer, capacity), self.layers)
 
     def fit(self, needed: int) -> None:
         """Resize if the capacity is too small for `needed` positions, or twice too large."""
@@ -76,31 +70,31 @@ class Buffers:
         if longest == 0:  # prompts of one token leave nothing to write, which MLX cannot do
             return
         to, taken = mx.array(list(rows), dtype=mx.int32), mx.array(list(new_rows), dtype=mx.int32)
-        for pair, new_pair in zip(self.layers, new.layers, strict=True):
-            for buffer, new_buffer in zip(pair, new_pair, strict=True):
-                buffer[to, :, :longest] = new_buffer[taken, :, :longest]
+
+        def overwrite(buffer: mx.array, new_buffer: mx.array) -> mx.array:
+            part = mx.take(new_buffer[..., :longest, :], taken, axis=-4)
+            buffer[..., to, :, :longest, :] = part
+            return buffer
+
+        self.layers = tree_map(overwrite, self.layers, new.layers)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order; a row may be kept several times."""
         if list(rows) != list(range(len(self.lengths))):
             index = mx.array(list(rows), dtype=mx.int32)
-            self.layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self.layers]
+            self.layers = tree_map(lambda buffer: mx.take(buffer, index, axis=-4), self.layers)
             self.lengths = [self.lengths[row] for row in rows]
 
 
 class KVCache(Buffers):
-    """Self-attention's keys and values, made with a shape for each layer and empty rows.
+    """Self-attention's keys and values, made of layers with `SMALLEST` positions and empty rows.
 
     Rewinding moves a row's length and leaves the buffers alone: the next step overwrites what lies
     beyond. `width` is that of passes, see `extend`; None for passes of any length.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], batch: int, width: int | None = None) -> None:
-        def zeros(shape: LayerShape, size: int) -> mx.array:
-            return mx.zeros((batch, shape.num_heads, SMALLEST, size), shape.dtype)
-
-        layers = [(zeros(s, s.key_size), zeros(s, s.value_size)) for s in shapes]
-        super().__init__(layers, [0] * batch)
+    def __init__(self, layers: Sequence[Layer], width: int | None = None) -> None:
+        super().__init__(layers, [0] * first_array(layers).shape[-4])
         self._width = width
 
     def fit(self, needed: int) -> None:
@@ -162,7 +156,7 @@ class SourceCache(Buffers):
     it if each source has as many: `layers` and `lengths` are those of P sources.
     """
 
-    def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
+    def __init__(self, layers: Sequence[mx.array], lengths: Sequence[int]) -> None:
         super().__init__(layers, lengths)
         self.repeats = 1  # number of rows that share a source, B / P
         self._measure()
@@ -170,13 +164,13 @@ class SourceCache(Buffers):
     def _measure(self) -> None:
         self.width = source_width(self.lengths)  # T, up to the capacity
         # (P, 1, 1, T), see `padding_mask`
-        self.mask = padding_mask(self.lengths, self.width, self.layers[0][0].dtype)
+        self.mask = padding_mask(self.lengths, self.width, self.layers[0].dtype)
 
-    def view(self, part: slice) -> list[KeysValues]:
-        """Keys and values of each layer of a part, (P, H, T, D)."""
+    def view(self, part: slice) -> list[mx.array]:
+        """Keys and values of each layer of a part, (2, P, H, T, D)."""
         if self.width == self.capacity:
             return self.layers[part]
-        return [(k[:, :, : self.width], v[:, :, : self.width]) for k, v in self.layers[part]]
+        return [layer[..., : self.width, :] for layer in self.layers[part]]
 
     def replace(self, rows: Sequence[int], new: Buffers, new_rows: Sequence[int]) -> None:
         if self.repeats > 1:  # a source would be overwritten for other rows, too
@@ -194,6 +188,13 @@ class SourceCache(Buffers):
         if kept != list(range(len(self.lengths))):
             super().select(kept)
             self._measure()
+
+
+def first_array(layers: Sequence[Layer]) -> mx.array:
+    """Return one of a layer's arrays, as all have the same numbers of rows and positions."""
+    flat: Any = tree_flatten(layers[0])
+    array: mx.array = flat[0][1]
+    return array
 
 
 def source_width(lengths: Sequence[int]) -> int:
@@ -222,21 +223,22 @@ def capacity_for(needed: int) -> int:
 
 
 def resized(buffer: mx.array, capacity: int) -> mx.array:
-    """Cut a buffer (B, H, C, D) to that capacity, or add zeros."""
-    more = capacity - buffer.shape[2]
+    """Cut a buffer (..., C, D) to that capacity, or add zeros."""
+    more = capacity - buffer.shape[-2]
     if more == 0:
         return buffer
     if more > 0:
-        return mx.pad(buffer, [(0, 0), (0, 0), (0, more), (0, 0)])
-    return mx.contiguous(buffer[:, :, :capacity])
+        return mx.pad(buffer, [*[(0, 0)] * (buffer.ndim - 2), (0, more), (0, 0)])
+    return mx.contiguous(buffer[..., :capacity, :])
 
 
 def write(buffer: mx.array, new: mx.array, offsets: mx.array) -> mx.array:
-    """Write `new` (B, H, L, D) into a buffer (B, H, C, D), from each row's offset on.
+    """Write `new` (..., B, H, L, D) into a buffer (..., B, H, C, D), from each row's offset on.
 
     `offsets`, (B,) or (1,) int32, is what `KVCache.append` passes on for L tokens.
     """
     if offsets.size == 1:
-        return mx.slice_update(buffer, new, offsets, axes=(2,))
-    positions = offsets[:, None] + mx.arange(new.shape[2])
-    return mx.put_along_axis(buffer, positions[:, None, :, None], new, axis=2)
+        return mx.slice_update(buffer, new, offsets, axes=(buffer.ndim - 2,))
+    positions = (offsets[:, None] + mx.arange(new.shape[-2]))[:, None, :, None]
+    outer = tuple(range(buffer.ndim - 4))
+    return mx.put_along_axis(buffer, mx.expand_dims(positions, outer), new, axis=-2)

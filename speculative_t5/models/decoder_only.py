@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -19,12 +20,32 @@ from .. import device
 from ..decoding import ModelInfo, Vocabulary, argmax, fingerprint
 from ..errors import first_line
 from . import opt
-from .cache import EncodedPrompt, KeysValues, KVCache, LayerShape, write
+from .cache import SMALLEST, EncodedPrompt, KVCache, write
 from .config import model_type
 
 MLX_LM = "mlx-lm>=0.32,<0.33"  # as in pyproject.toml
 PREFILL = 512  # tokens of prompts in a pass
 POSITION_TABLES = ("wpe", "embed_positions")  # names of learned positions: GPT-2's, OPT's
+
+KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The shape of one layer's keys and values."""
+
+    num_heads: int
+    key_size: int
+    value_size: int
+    dtype: mx.Dtype
+
+    def zeros(self, batch: int) -> KeysValues:
+        """Make a layer for a new `KVCache`."""
+
+        def zeros(size: int) -> mx.array:
+            return mx.zeros((batch, self.num_heads, SMALLEST, size), self.dtype)
+
+        return zeros(self.key_size), zeros(self.value_size)
 
 
 class DecoderOnlyModel:
@@ -92,7 +113,7 @@ class DecoderOnlySession:
 
     def __init__(self, model: DecoderOnlyModel, batch: int, width: int | None = None) -> None:
         self._model = model
-        self._cache = KVCache(model.shapes, batch, width)
+        self._cache = KVCache([shape.zeros(batch) for shape in model.shapes], width)
         self._whole = width is not None  # attend to whole buffers, whose sizes are few
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import device
 from ..decoding import Broadcast, ModelInfo, argmax, fingerprint, identity
-from .cache import KeysValues, additive, resized, write
+from .cache import additive, resized, write
 from .config import Activation, Quantization, T5Config
 from .t5_session import CompiledDecoder, HeadOutput, T5Session, read_sources
 
@@ -117,14 +117,10 @@ def relative_position_bucket(
     return np.asarray(offset + np.where(distance < exact, distance, far), dtype=np.int32)
 
 
-def split_heads(x: mx.array, parts: int, num_heads: int) -> list[mx.array]:
-    """(B, L, parts * H * D) -> `parts` arrays (B, H, L, D)."""
+def split_heads(x: mx.array, parts: int, num_heads: int) -> mx.array:
+    """(B, L, parts * H * D) -> (parts, B, H, L, D), a view."""
     batch, length, _ = x.shape
-    if length == 1:  # no transpose is needed, and small models gain by leaving it out
-        heads = x.reshape(batch, parts * num_heads, 1, -1)
-    else:
-        heads = x.reshape(batch, length, parts * num_heads, -1).swapaxes(1, 2)
-    return list(mx.split(heads, parts, axis=1)) if parts > 1 else [heads]
+    return x.reshape(batch, length, parts, num_heads, -1).transpose(2, 0, 3, 1, 4)
 
 
 def join_heads(x: mx.array) -> mx.array:
@@ -150,16 +146,18 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(inner, config.d_model, bias=False)
 
     def __call__(
-        self, x: mx.array, bias: Bias, cache: KeysValues | None = None
-    ) -> tuple[mx.array, KeysValues]:
+        self, x: mx.array, bias: Bias, cache: mx.array | None = None
+    ) -> tuple[mx.array, mx.array]:
         """Attend from new positions to themselves and to those in the cache, if there is one.
 
         The bias hides whatever lies beyond a row's positions, rejected tokens among it.
         """
-        q, k, v = split_heads(self.qkv(x), 3, self.num_heads)
+        heads = split_heads(self.qkv(x), 3, self.num_heads)
+        (q,), kv = heads[:1], heads[1:]
         if cache is not None:
-            k, v = write(cache[0], k, bias.offsets), write(cache[1], v, bias.offsets)
-        return self.out(join_heads(self.attend(q, k, v, bias.scores))), (k, v)
+            kv = write(cache, kv, bias.offsets)
+        k, v = kv  # a view each, while kv[0] would be a copy
+        return self.out(join_heads(self.attend(q, k, v, bias.scores))), kv
 
 
 class CrossAttention(nn.Module):
@@ -174,22 +172,22 @@ class CrossAttention(nn.Module):
         self.kv = nn.Linear(config.d_model, 2 * inner, bias=False)
         self.out = nn.Linear(inner, config.d_model, bias=False)
 
-    def keys_values(self, memory: mx.array, width: int | None = None) -> KeysValues:
-        """Encoder's memory (B, S, d_model) -> keys and values (B, H, T, D), zeros from S on.
+    def keys_values(self, memory: mx.array, width: int | None = None) -> mx.array:
+        """Encoder's memory (B, S, d_model) -> keys and values (2, B, H, T, D), zeros from S on.
 
         T is `width`, at least S; or S, and gradients can be taken.
         """
-        k, v = split_heads(self.kv(memory), 2, self.num_heads)
-        return (k, v) if width is None else (resized(k, width), resized(v, width))
+        kv = split_heads(self.kv(memory), 2, self.num_heads)
+        return kv if width is None else resized(kv, width)
 
-    def __call__(self, x: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
-        """Attend from (B, L, d_model) to keys and values (P, H, T, D), without a position bias.
+    def __call__(self, x: mx.array, source: mx.array, mask: mx.array | None) -> mx.array:
+        """Attend from (B, L, d_model) to keys and values (2, P, H, T, D), without a position bias.
 
         With fewer sources than rows, B / P consecutive rows read one as a single row.
         """
-        grouped = x.reshape(len(source[0]), -1, x.shape[2])
-        (q,) = split_heads(self.q(grouped), 1, self.num_heads)
-        out: mx.array = self.out(join_heads(self.attend(q, *source, mask)))
+        grouped = x.reshape(source.shape[1], -1, x.shape[2])
+        (q,), (k, v) = split_heads(self.q(grouped), 1, self.num_heads), source
+        out: mx.array = self.out(join_heads(self.attend(q, k, v, mask)))
         return out.reshape(x.shape)
 
 
@@ -242,10 +240,10 @@ class DecoderLayer(nn.Module):
         self,
         x: mx.array,
         bias: Bias,
-        cache: KeysValues | None,
-        source: KeysValues,
+        cache: mx.array | None,
+        source: mx.array,
         mask: mx.array | None,
-    ) -> tuple[mx.array, KeysValues]:
+    ) -> tuple[mx.array, mx.array]:
         """Run one layer over new positions, or over whole sequences without a cache."""
         attended, cache = self.self_attention(self.self_norm(x), bias, cache)
         x = x + attended
@@ -279,7 +277,7 @@ class Decoder(nn.Module):
         self.layers = [DecoderLayer(config) for _ in range(config.num_decoder_layers)]
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
-    def read(self, memory: mx.array, width: int) -> list[KeysValues]:
+    def read(self, memory: mx.array, width: int) -> list[mx.array]:
         """Return each layer's `CrossAttention.keys_values`."""
         return [layer.cross_attention.keys_values(memory, width) for layer in self.layers]
 
@@ -287,22 +285,22 @@ class Decoder(nn.Module):
         self,
         x: mx.array,
         offsets: mx.array,
-        cache: Sequence[KeysValues],
-        sources: Sequence[KeysValues],
+        cache: Sequence[mx.array],
+        sources: Sequence[mx.array],
         mask: mx.array | None,
         tables: Sequence[mx.array],
-    ) -> tuple[mx.array, list[KeysValues]]:
+    ) -> tuple[mx.array, list[mx.array]]:
         """Run all layers over new positions of every row: (B, L, d_model) -> the same, and a cache.
 
-        `cache` has each layer's keys and values, (B, H, T, D), with room for L more; `sources` what
-        `read` returned, for B / P consecutive rows each; `mask` is additive, of their padding, (P,
-        1, 1, T of the sources). See `Bias` for `offsets`, `PositionBias` for `tables`.
+        `cache` has each layer's keys and values, (2, B, H, T, D), with room for L more; `sources`
+        what `read` returned, for B / P consecutive rows each; `mask` is additive, of their padding,
+        (P, 1, 1, T of the sources). See `Bias` for `offsets`, `PositionBias` for `tables`.
         """
-        biases = position_biases(tables, offsets, x.shape[1], cache[0][0].shape[2])
-        written: list[KeysValues] = []
-        for layer, bias, pair, source in zip(self.layers, biases, cache, sources, strict=False):
-            x, pair = layer(x, bias, pair, source, mask)
-            written.append(pair)
+        biases = position_biases(tables, offsets, x.shape[1], cache[0].shape[-2])
+        written: list[mx.array] = []
+        for layer, bias, kv, source in zip(self.layers, biases, cache, sources, strict=False):
+            x, kv = layer(x, bias, kv, source, mask)
+            written.append(kv)
         return x, written
 
     def whole(self, x: mx.array, memory: mx.array, mask: mx.array | None) -> mx.array:
@@ -447,8 +445,8 @@ class T5(CompiledModel):
         """
         config, (batch, length) = self.config, tokens.shape
         # A cache with room for exactly these tokens: nothing comes before them.
-        empty = mx.zeros((batch, self.num_heads, length, config.d_kv), self.dtype)
-        cache = [(empty, empty)] * config.num_decoder_layers
+        empty = mx.zeros((2, batch, self.num_heads, length, config.d_kv), self.dtype)
+        cache = [empty] * config.num_decoder_layers
         sources = self.decoder.read(memory, memory.shape[1])
         start, tables = mx.zeros(1, dtype=mx.int32), self.decoder.position_bias.tables()
         x, _ = self.decoder(self.shared(tokens), start, cache, sources, mask, tables)

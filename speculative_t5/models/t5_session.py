@@ -11,10 +11,9 @@ import mlx.core as mx
 
 from .. import device
 from .cache import (
+    SMALLEST,
     EncodedPrompt,
-    KeysValues,
     KVCache,
-    LayerShape,
     SourceCache,
     padding_mask,
     source_width,
@@ -31,7 +30,7 @@ MAX_SHAPES = 100  # that a thread keeps compiled for a model at a time
 
 Prompts = Sequence[Sequence[int]]  # source ids, EOS included
 HeadOutput = Literal["logits", "argmax"]
-Pass = Callable[..., tuple[mx.array, list[KeysValues]]]
+Pass = Callable[..., tuple[mx.array, list[mx.array]]]
 
 
 class T5Session:
@@ -54,8 +53,8 @@ class T5Session:
         self._sources = encode(prompts)
         self._decoder = decoder
         self._layers = slice(depth)
-        shape = LayerShape(model.num_heads, config.d_kv, config.d_kv, model.dtype)
-        self._cache = KVCache([shape] * depth, len(self._sources.lengths), width)
+        shape = (2, len(self._sources.lengths), model.num_heads, SMALLEST, config.d_kv)
+        self._cache = KVCache([mx.zeros(shape, model.dtype) for _ in range(depth)], width)
 
     @property
     def lengths(self) -> list[int]:
@@ -137,7 +136,7 @@ def _read_together(
     tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
     memory = model.encoder(model.shared(tokens), padding_mask(lengths, longest, model.dtype))
     width = source_width(lengths)
-    layers = [pair for decoder in decoders for pair in decoder.read(memory, width)]
+    layers = [layer for decoder in decoders for layer in decoder.read(memory, width)]
     sources = SourceCache(layers, lengths)
     mx.async_eval(sources.layers)
     return sources
@@ -190,20 +189,20 @@ class CompiledDecoder:
         self,
         output: HeadOutput,
         vocab_size: int | None,
-        sources: list[KeysValues],
+        sources: list[mx.array],
         mask: mx.array | None,
         tokens: mx.array,
         offsets: mx.array,
-        cache: list[KeysValues],
-    ) -> tuple[mx.array, list[KeysValues]]:
+        cache: list[mx.array],
+    ) -> tuple[mx.array, list[mx.array]]:
         """Run the decoder over new tokens (B, L) int32; the others are as in `Decoder`.
 
         Returned are the logits (B, L, V) of what follows each token, or their argmax (B, L) int32,
         over the first `vocab_size` ids or all; and the cache with the new positions.
         """
         functions = self._functions.by_shape
-        keys = sources[0][0].shape
-        widths = cache[0][0].shape[2], keys[0], keys[2]
+        _, num_sources, _, source_width, _ = sources[0].shape
+        widths = cache[0].shape[-2], num_sources, source_width
         # All that changes the graph: one offset is written as a slice, several by index.
         shape = output, vocab_size, tokens.shape, offsets.size, widths, mask is None
         function = functions.pop(shape, None)
@@ -216,7 +215,7 @@ class CompiledDecoder:
 
     def _pass(
         self, output: HeadOutput, vocab_size: int | None, tokens: mx.array, *others: Any
-    ) -> tuple[mx.array, list[KeysValues]]:
+    ) -> tuple[mx.array, list[mx.array]]:
         model, inputs = self.model, (*others, self._tables)
         x, cache = model.decoder(model.shared(tokens), *inputs)
         return model.score(output, x, vocab_size), cache

@@ -87,8 +87,10 @@ mx::array in_order(const mx::array& a) {
   return a.is_available() && a.flags().row_contiguous ? a : mx::contiguous(a);
 }
 
-layer_heads heads(float* data, const mx::array& a) {
-  return {data, a.strides(0), a.strides(1), a.strides(2)};
+// The keys, part 0, or the values, part 1, of an array (2, B, H, T, D).
+layer_heads heads(const mx::array& a, int part) {
+  float* data = const_cast<float*>(a.data<float>()) + part * a.strides(0);
+  return {data, a.strides(1), a.strides(2), a.strides(3)};
 }
 
 // One with a place to write to: that of `from`, if nobody else looks at it. Whether it is another.
@@ -102,10 +104,10 @@ bool take_place(const mx::array& from, mx::array& to) {
 }
 
 void copy_heads(const layer_heads& from, float* to, const mx::Shape& shape) {
-  for (int b = 0; b < shape[0]; b++)
-    for (int h = 0; h < shape[1]; h++)
-      for (int t = 0; t < shape[2]; t++, to += shape[3])
-        std::copy_n(from.data + b * from.batch + h * from.head + t * from.place, shape[3], to);
+  for (int b = 0; b < shape[1]; b++)
+    for (int h = 0; h < shape[2]; h++)
+      for (int t = 0; t < shape[3]; t++, to += shape[4])
+        std::copy_n(from.data + b * from.batch + h * from.head + t * from.place, shape[4], to);
 }
 
 const float* data_in_order(const mx::array& a, const char* refusal) {
@@ -139,8 +141,8 @@ class Layer : public Operation {
   float epsilon_;
 };
 
-// Inputs: x, norm, into, out; then encoder: bias, mask; decoder: bias, keys, values, at;
-// cross: keys, values, mask. A mask need not be there.
+// Inputs: x, norm, into, out; then encoder: bias, mask; decoder: bias, the cache, at; cross: the
+// source, mask. A mask need not be there. Cache and source have keys and values.
 class Attention : public Layer {
  public:
   Attention(mx::Stream stream, float epsilon, layer_kind kind, int num_heads)
@@ -163,40 +165,39 @@ class Attention : public Layer {
     }
     auto& encoder = mx::cpu::get_command_encoder(stream());
     if (kind_ == LAYER_DECODER) {
-      const auto &keys = inputs[5], &values = inputs[6], &at = inputs[7];
-      auto old_keys = source(keys), old_values = source(values);
-      bool new_keys = take_place(keys, outputs[1]), new_values = take_place(values, outputs[2]);
-      a.keys = heads(outputs[1].data<float>(), outputs[1]);
-      a.values = heads(outputs[2].data<float>(), outputs[2]);
-      a.num_keys = keys.shape(2);
+      const auto &cache = inputs[5], &at = inputs[6];
+      check_pieces(cache);
+      auto old_keys = heads(cache, 0), old_values = heads(cache, 1);
+      bool elsewhere = take_place(cache, outputs[1]);
+      a.keys = heads(outputs[1], 0);
+      a.values = heads(outputs[1], 1);
+      a.num_keys = cache.shape(3);
       a.at = at.data<int>();
       a.at_step = at.size() == 1 ? 0 : (int)at.strides(0);
-      encoder.dispatch([=, shape = keys.shape(), f = functions] {
-        if (new_keys)
+      encoder.dispatch([=, shape = cache.shape(), f = functions] {
+        if (elsewhere) {
           copy_heads(old_keys, a.keys.data, shape);
-        if (new_values)
           copy_heads(old_values, a.values.data, shape);
+        }
         if (f->attend(&a, Workspace(f->attend_memory(&a))))
           refuse("a position is not in the cache");
       });
       return;
     }
-    size_t next = 5;
     if (kind_ == LAYER_CROSS) {
-      a.keys = source(inputs[4]);
-      a.values = source(inputs[5]);
-      a.num_keys = inputs[4].shape(2);
-      next = 6;
+      check_pieces(inputs[4]);
+      a.keys = heads(inputs[4], 0);
+      a.values = heads(inputs[4], 1);
+      a.num_keys = inputs[4].shape(3);
     }
-    if (inputs.size() > next)
-      a.mask = data_in_order(inputs[next], "the mask has to be in row-major order");
+    if (inputs.size() > 5)
+      a.mask = data_in_order(inputs[5], "the mask has to be in row-major order");
     encoder.dispatch([a, f = functions] { f->attend(&a, Workspace(f->attend_memory(&a))); });
   }
 
  private:
-  static layer_heads source(const mx::array& a) {
-    check(a.strides(3) == 1 || a.shape(3) == 1, "heads have to be in one piece");
-    return heads(const_cast<float*>(a.data<float>()), a);
+  static void check_pieces(const mx::array& a) {
+    check(a.strides(4) == 1 || a.shape(4) == 1, "heads have to be in one piece");
   }
 
   layer_kind kind_;
@@ -224,7 +225,7 @@ class FeedForward : public Layer {
   layer_activation activation_;
 };
 
-// Inputs: the encoder's output, and a weight. Keys and values are as wide as the outputs say.
+// Inputs: the encoder's output, and a weight. Keys and values are as wide as the output says.
 class KeysValues : public Operation {
  public:
   using Operation::Operation;
@@ -233,12 +234,11 @@ class KeysValues : public Operation {
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
     const auto& x = inputs[0];
-    auto &keys = outputs[0], &values = outputs[1];
-    keys.set_data(mx::allocator::malloc(keys.nbytes()));
-    values.set_data(mx::allocator::malloc(values.nbytes()));
-    layer_source s{data_in_order(x, X_ORDER), x.shape(0), x.shape(1), x.shape(2), keys.shape(1),
-                   keys.shape(3), inputs[1].data<float>(), keys.data<float>(),
-                   values.data<float>(), keys.shape(2)};
+    auto& out = outputs[0];
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    layer_source s{data_in_order(x, X_ORDER), x.shape(0), x.shape(1), x.shape(2), out.shape(2),
+                   out.shape(4), inputs[1].data<float>(), heads(out, 0).data, heads(out, 1).data,
+                   out.shape(3)};
     mx::cpu::get_command_encoder(stream()).dispatch([s, f = functions] {
       f->keys_values(&s, Workspace(f->keys_values_memory(&s)));
     });
@@ -332,11 +332,11 @@ void add_mask(Arrays& inputs, const Maybe& mask, int batch, int num_keys) {
   inputs.push_back(*mask);
 }
 
-void check_heads(const mx::array& keys, const mx::array& values, const mx::array& x, int inner) {
-  check(keys.dtype() == mx::float32 && values.dtype() == mx::float32 && keys.ndim() == 4 &&
-            keys.shape() == values.shape() && keys.shape(1) * keys.shape(3) == inner,
-        "keys and values are (B, H, T, D), float32");
-  check(keys.shape(0) == x.shape(0), "x and keys have different numbers of rows");
+void check_heads(const mx::array& kv, const mx::array& x, int inner) {
+  check(kv.dtype() == mx::float32 && kv.ndim() == 5 && kv.shape(0) == 2 &&
+            kv.shape(2) * kv.shape(4) == inner,
+        "keys and values are (2, B, H, T, D), float32");
+  check(kv.shape(1) == x.shape(0), "x and keys have different numbers of rows");
 }
 
 mx::array encoder_attention(const mx::array& x, const mx::array& norm, const mx::array& into,
@@ -351,36 +351,34 @@ mx::array encoder_attention(const mx::array& x, const mx::array& norm, const mx:
                    std::move(inputs));
 }
 
-std::tuple<mx::array, mx::array, mx::array> decoder_attention(
+std::tuple<mx::array, mx::array> decoder_attention(
     const mx::array& x, const mx::array& norm, const mx::array& into, const mx::array& out,
-    const mx::array& bias, const mx::array& keys, const mx::array& values, const mx::array& at,
-    float epsilon) {
+    const mx::array& bias, const mx::array& cache, const mx::array& at, float epsilon) {
   Arrays inputs = inputs_of(x, norm, into, out);
   check_bias(bias, inputs);
-  check_heads(keys, values, x, out.shape(1));
-  check(bias.shape(0) == keys.shape(1), "bias and keys have different numbers of heads");
-  check(x.shape(1) <= keys.shape(2), "there are more positions than places");
+  check_heads(cache, x, out.shape(1));
+  check(bias.shape(0) == cache.shape(2), "bias and keys have different numbers of heads");
+  check(x.shape(1) <= cache.shape(3), "there are more positions than places");
   check(at.dtype() == mx::int32 && at.ndim() == 1 &&
-            (at.size() == 1 || at.size() == (size_t)keys.shape(0)),
+            (at.size() == 1 || at.size() == (size_t)cache.shape(1)),
         "at is (B,) or (1,), int32");
-  inputs.insert(inputs.end(), {bias, keys, values, at});
+  inputs.insert(inputs.end(), {bias, cache, at});
   auto made = mx::array::make_arrays(
-      {x.shape(), keys.shape(), values.shape()}, {mx::float32, mx::float32, mx::float32},
-      std::make_shared<Attention>(here(), epsilon, LAYER_DECODER, keys.shape(1)),
-      inputs);
-  return {made[0], made[1], made[2]};
+      {x.shape(), cache.shape()}, {mx::float32, mx::float32},
+      std::make_shared<Attention>(here(), epsilon, LAYER_DECODER, cache.shape(2)), inputs);
+  return {made[0], made[1]};
 }
 
 mx::array cross_attention(const mx::array& x, const mx::array& norm, const mx::array& into,
-                          const mx::array& out, const mx::array& keys, const mx::array& values,
-                          const Maybe& mask, float epsilon) {
+                          const mx::array& out, const mx::array& source, const Maybe& mask,
+                          float epsilon) {
   Arrays inputs = inputs_of(x, norm, into, out);
-  check_heads(keys, values, x, out.shape(1));
+  check_heads(source, x, out.shape(1));
   check(into.shape(0) == out.shape(1), "the weights are (H D, d) and (d, H D)");
-  inputs.insert(inputs.end(), {keys, values});
-  add_mask(inputs, mask, keys.shape(0), keys.shape(2));
+  inputs.push_back(source);
+  add_mask(inputs, mask, source.shape(1), source.shape(3));
   return mx::array(x.shape(), mx::float32,
-                   std::make_shared<Attention>(here(), epsilon, LAYER_CROSS, keys.shape(1)),
+                   std::make_shared<Attention>(here(), epsilon, LAYER_CROSS, source.shape(2)),
                    std::move(inputs));
 }
 
@@ -400,18 +398,15 @@ mx::array feed_forward(const mx::array& x, const mx::array& norm, const mx::arra
   refuse("unknown activation " + activation);
 }
 
-std::tuple<mx::array, mx::array> keys_values(const mx::array& x, const mx::array& into,
-                                             int num_heads, int num_keys) {
+mx::array keys_values(const mx::array& x, const mx::array& into, int num_heads, int num_keys) {
   check(functions, "not initialized");
   check(x.dtype() == mx::float32 && into.dtype() == mx::float32 && x.ndim() == 3 && x.size() &&
             into.ndim() == 2 && into.shape(1) == x.shape(2),
         "x is (B, L, d) and the weight (2 H D, d), float32");
   check(num_heads > 0 && into.shape(0) % (2 * num_heads) == 0, "the weight is (2 H D, d)");
   check(num_keys >= x.shape(1), "there have to be as many keys as positions");
-  mx::Shape shape{x.shape(0), num_heads, num_keys, into.shape(0) / (2 * num_heads)};
-  auto made = mx::array::make_arrays({shape, shape}, {mx::float32, mx::float32},
-                                     std::make_shared<KeysValues>(here()), {x, in_order(into)});
-  return {made[0], made[1]};
+  return mx::array({2, x.shape(0), num_heads, num_keys, into.shape(0) / (2 * num_heads)},
+                   mx::float32, std::make_shared<KeysValues>(here()), {x, in_order(into)});
 }
 
 mx::array head_of(const mx::array& x, const mx::array& norm, const mx::array& weight, float scale,
@@ -453,8 +448,7 @@ NB_MODULE(_blocks, m) {
         nb::arg("out"), nb::arg("bias"), nb::arg("mask").none(), nb::arg("epsilon"));
   m.def("decoder_attention", &decoder_attention);
   m.def("cross_attention", &cross_attention, nb::arg("x"), nb::arg("norm"), nb::arg("into"),
-        nb::arg("out"), nb::arg("keys"), nb::arg("values"), nb::arg("mask").none(),
-        nb::arg("epsilon"));
+        nb::arg("out"), nb::arg("source"), nb::arg("mask").none(), nb::arg("epsilon"));
   m.def("feed_forward", &feed_forward);
   m.def("keys_values", &keys_values);
   m.def("embed", &embed);
