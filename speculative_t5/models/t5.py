@@ -129,13 +129,22 @@ def join_heads(x: mx.array) -> mx.array:
     return (x if length == 1 else x.swapaxes(1, 2)).reshape(batch, length, -1)
 
 
+def add_product(x: mx.array, layer: nn.Module, y: mx.array) -> mx.array:
+    """Return x + layer(y), (B, L, d_model), in one operation if the layer is a plain matrix."""
+    if type(layer) is not nn.Linear or "bias" in layer:
+        out: mx.array = x + layer(y)
+        return out
+    rows = mx.addmm(x.reshape(-1, x.shape[2]), y.reshape(-1, y.shape[2]), layer.weight.T)
+    return rows.reshape(x.shape)
+
+
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
     """Attention of queries (B, H, L, D) to T keys and values; T5 does not scale by 1/sqrt(D)."""
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention; one product makes queries, keys and values."""
+    """Multi-head attention, added to x; one product makes queries, keys and values."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
@@ -146,22 +155,23 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(inner, config.d_model, bias=False)
 
     def __call__(
-        self, x: mx.array, bias: Bias, cache: mx.array | None = None
+        self, x: mx.array, normed: mx.array, bias: Bias, cache: mx.array | None = None
     ) -> tuple[mx.array, mx.array]:
         """Attend from new positions to themselves and to those in the cache, if there is one.
 
-        The bias hides whatever lies beyond a row's positions, rejected tokens among it.
+        Returned are x with what they found, and keys and values. The bias hides whatever lies
+        beyond a row's positions, rejected tokens among it.
         """
-        heads = split_heads(self.qkv(x), 3, self.num_heads)
+        heads = split_heads(self.qkv(normed), 3, self.num_heads)
         (q,), kv = heads[:1], heads[1:]
         if cache is not None:
             kv = write(cache, kv, bias.offsets)
         k, v = kv  # a view each, while kv[0] would be a copy
-        return self.out(join_heads(self.attend(q, k, v, bias.scores))), kv
+        return add_product(x, self.out, join_heads(self.attend(q, k, v, bias.scores))), kv
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention to the encoder's memory."""
+    """Multi-head attention to the encoder's memory, added to x."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
@@ -180,19 +190,24 @@ class CrossAttention(nn.Module):
         kv = split_heads(self.kv(memory), 2, self.num_heads)
         return kv if width is None else resized(kv, width)
 
-    def __call__(self, x: mx.array, source: mx.array, mask: mx.array | None) -> mx.array:
+    def __call__(
+        self, x: mx.array, normed: mx.array, source: mx.array, mask: mx.array | None
+    ) -> mx.array:
         """Attend from (B, L, d_model) to keys and values (2, P, H, T, D), without a position bias.
 
         With fewer sources than rows, B / P consecutive rows read one as a single row.
         """
-        grouped = x.reshape(source.shape[1], -1, x.shape[2])
+        grouped = normed.reshape(source.shape[1], -1, x.shape[2])
         (q,), (k, v) = split_heads(self.q(grouped), 1, self.num_heads), source
-        out: mx.array = self.out(join_heads(self.attend(q, k, v, mask)))
-        return out.reshape(x.shape)
+        found = join_heads(self.attend(q, k, v, mask))
+        return add_product(x, self.out, found.reshape(*x.shape[:2], -1))
 
 
 class FeedForward(nn.Module):
-    """act(x W) W', or with a gate (v1.1): (act(x W) * x V) W'; `wi` is W, or W and then V."""
+    """act(n W) W' added to x, n being normed; `wi` is W.
+
+    With a gate (v1.1) it is (act(n W) * n V) W'; `wi` is W and then V.
+    """
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
@@ -201,15 +216,14 @@ class FeedForward(nn.Module):
         self.wi = nn.Linear(config.d_model, config.d_ff * (2 if config.gated else 1), bias=False)
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        act, hidden = ACTIVATIONS[self.activation], self.wi(x)
+    def __call__(self, x: mx.array, normed: mx.array) -> mx.array:
+        act, hidden = ACTIVATIONS[self.activation], self.wi(normed)
         if self.gated:
             gate, linear = mx.split(hidden, 2, axis=-1)
             hidden = act(gate) * linear
         else:
             hidden = act(hidden)
-        out: mx.array = self.wo(hidden)
-        return out
+        return add_product(x, self.wo, hidden)
 
 
 class EncoderLayer(nn.Module):
@@ -221,9 +235,8 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def __call__(self, x: mx.array, bias: Bias) -> mx.array:
-        attended, _ = self.self_attention(self.self_norm(x), bias)
-        x = x + attended
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        x, _ = self.self_attention(x, self.self_norm(x), bias)
+        return self.feed_forward(x, self.feed_forward_norm(x))
 
 
 class DecoderLayer(nn.Module):
@@ -245,10 +258,9 @@ class DecoderLayer(nn.Module):
         mask: mx.array | None,
     ) -> tuple[mx.array, mx.array]:
         """Run one layer over new positions, or over whole sequences without a cache."""
-        attended, cache = self.self_attention(self.self_norm(x), bias, cache)
-        x = x + attended
-        x = x + self.cross_attention(self.cross_norm(x), source, mask)
-        return x + self.feed_forward(self.feed_forward_norm(x)), cache
+        x, cache = self.self_attention(x, self.self_norm(x), bias, cache)
+        x = self.cross_attention(x, self.cross_norm(x), source, mask)
+        return self.feed_forward(x, self.feed_forward_norm(x)), cache
 
 
 class Encoder(nn.Module):

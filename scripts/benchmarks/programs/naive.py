@@ -54,7 +54,7 @@ def step(
         (q,) = heads(cross.q(layer.cross_norm(x)), 1, num_heads)
         k, v = heads(cross.kv(memory), 2, num_heads)
         x = x + cross.out(attend(q, k, v, None))
-        x = x + layer.feed_forward(layer.feed_forward_norm(x))
+        x = layer.feed_forward(x, layer.feed_forward_norm(x))
     return model.logits(x[None])[0], grown
 
 
