@@ -61,7 +61,7 @@ def main(folder: Path, *models: str) -> None:
     rows = ray.data.from_arrow(blocks).map_batches(
         Watched,
         fn_constructor_args=[folder, *models],
-        fn_constructor_kwargs={"max_tokens": 12},
+        fn_constructor_kwargs={"max_tokens": 12, "num_draft": 5},
         compute=ray.data.ActorPoolStrategy(size=WORKERS),
         batch_format="pyarrow",
     )

@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
 OLD_MAN = (*PAIR, "--prompt", "The old man.")
 ACCEPTED, BONUS = "\x1b[32m", "\x1b[4;36m"
-CAUSAL = ("--model", "causal", "--draft-model", "causal-draft", "--max-tokens", "12")
+CAUSAL_PAIR = ("--model", "causal", "--draft-model", "causal-draft", "--num-draft", "5")
+CAUSAL = (*CAUSAL_PAIR, "--max-tokens", "12")
 LONG = "He go " * 60
 
 

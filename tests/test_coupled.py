@@ -34,7 +34,7 @@ class Cycle:
         self._lengths = cycle((3, 1, 4, 0, 2))
         self.accepted = 0
 
-    def next(self, remaining: int) -> int:
+    def next(self, remaining: int, rows: int = 1) -> int:
         return min(next(self._lengths), remaining - 1)
 
     def observe(self, outcome: Outcome) -> None:

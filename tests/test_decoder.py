@@ -71,7 +71,7 @@ class FollowingCounts:
     def __init__(self) -> None:
         self._num_draft = 3
 
-    def next(self, remaining: int) -> int:
+    def next(self, remaining: int, rows: int = 1) -> int:
         return min(self._num_draft, remaining - 1)
 
     def observe(self, outcome: Outcome) -> None:

@@ -310,8 +310,9 @@ def test_files_are_written_only_where_the_page_says(tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
     names = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path / "temporary")}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    prompt = "She dont no where there keys is, and they was looking for it."
     subprocess.run(
-        [sys.executable, "-m", "speculative_t5", "--prompt", "Hello.", "--num-draft", "auto"],
+        [sys.executable, "-m", "speculative_t5", "--prompt", prompt],
         cwd=tmp_path, check=True, capture_output=True, stdin=subprocess.DEVNULL,
         env=kept | names | {"PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.checkpoints import RENAMED
-from speculative_t5.decoding import Sampler, Verifier, draft_length
+from speculative_t5.decoding import Sampler, Verifier
 from speculative_t5.generation import BatchOptions, DraftingOptions, GenerationOptions
 from speculative_t5.generation.options import OTHERS, SingleOptions
 from speculative_t5.tokenizers import PromptEncoder
@@ -97,7 +97,6 @@ def test_transformers_names_stand_for_options_that_exist() -> None:
         ({"delta": float("nan")}, "delta must be between 0 and 1, got nan"),
         ({"verify": "loud"}, "verify must be 'auto', 'coupled', 'token' or 'block', got 'loud'"),
         ({"verify": "block", "delta": 0.1}, "takes no delta above 0, got 0.1"),
-        ({"steady": True, "num_draft": "auto"}, "num_draft 'auto' has several"),
         ({"steady": True, "delta": 0.1}, "delta 0.1 lets them depend on it"),
     ],
 )
@@ -214,22 +213,13 @@ def test_lists_may_come_from_iterators() -> None:
     assert GenerationOptions(**iterators) == GenerationOptions(**given)
 
 
-def test_calibrations_are_kept_by_options_and_not_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("BUDGET", "SETTLING"):
-        monkeypatch.setattr(draft_length, name, 0.0)
+def test_draft_lengths_are_learned_by_options_and_not_copied() -> None:
     target = tiny_model(vocab_size=20)
-    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft="auto")
-    prompts = [(0, [5, 6, 1]), (1, [7, 1])]
+    decoder = SpeculativeDecoder(target, tiny_draft(target))
     changes: list[dict[str, Any]] = [{}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}]
-    for count in (1, 2):  # batch sizes
-        for change in changes:
-            bound = [*decoder.requests(prompts[:count], GenerationOptions(**change))]
-            plans = [decoder.plan(bound) for _ in range(2)]
-            keeps_learning = plans[0].schedule is plans[1].schedule
-            assert keeps_learning == ("temperature" not in change), "samples are repeatable"
-    assert len(decoder._schedules) == 8
+    samplers = [decoder.bind(GenerationOptions(**change)).sampler for change in changes]
+    schedules = [decoder.plan(sampler).schedule for sampler in (*samplers, None)]
+    assert len({*map(id, schedules)}) == 5
+    assert all(decoder.plan(s).schedule is old for s, old in zip(samplers, schedules, strict=False))
     for copied in (copy.deepcopy(decoder), pickle.loads(pickle.dumps(decoder))):
-        assert len(copied._schedules) == 0
+        assert copied.plan(samplers[0]).schedule is not schedules[0]

@@ -34,7 +34,7 @@ def models(place: Path) -> tuple[str, str]:
 
 @pytest.fixture
 def make(models: tuple[str, str]) -> Any:
-    return lambda **options: Generator(*models, **({"max_tokens": 12} | options))
+    return lambda **options: Generator(*models, **({"max_tokens": 12, "num_draft": 5} | options))
 
 
 def column(values: list[Any]) -> np.ndarray:
@@ -49,7 +49,8 @@ def rows_of(batch: Any, names: tuple[str, ...] = ADDED) -> list[tuple[Any, ...]]
 
 def decoded(models: Any, prompts: list[str]) -> list[tuple[Any, ...]]:
     """The rows that the decoder itself gives."""
-    outputs = SpeculativeDecoder.from_pretrained(*models).generate_batch(prompts, max_tokens=12)
+    decoder = SpeculativeDecoder.from_pretrained(*models, num_draft=5)
+    outputs = decoder.generate_batch(prompts, max_tokens=12)
     return [
         (o.text, o.finish_reason, o.stats.emitted, o.stats.rounds, o.stats.drafted,
          o.stats.accepted, None)
@@ -79,7 +80,8 @@ def records(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd:
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS) + "\n")
     call = caller(tmp_path, monkeypatch, capfd)
     models = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
-    return lambda *options: call("batch", "in.txt", *models, *options).records
+    pair = (*models, "--num-draft", "5")
+    return lambda *options: call("batch", "in.txt", *pair, *options).records
 
 
 def test_sampled_outputs_are_those_of_batch_whatever_the_batches(make: Any, records: Any) -> None:

@@ -119,6 +119,8 @@ def test_compare_decodes_the_last_prompt_both_ways(repl: Conversation, say: Say)
     assert re.fullmatch(r"speculative is [0-9.]+x plain; the outputs are the same", verdict)
     assert len(repl.done) == 1, "a comparison does not count as an output"
     say("/set temperature 1.5")
+    assert say("/compare Another text.")[-1].endswith("the outputs are the same")
+    say("/set verify token")
     lines = say("/compare Another text.")
     assert repl.prompt == "Another text."
     assert lines[-1].endswith("the outputs differ, as samples do")
@@ -138,7 +140,7 @@ def test_stats_cover_the_last_output_and_all(repl: Conversation, say: Say) -> No
 def test_an_interrupted_output_leaves_the_session_as_it_was(
     repl: Conversation, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # While an output is shown, while "auto" is calibrated before it, and while two are compared.
+    # While an output is shown, while "auto" begins before it, and while two are compared.
     for module, name, line in (
         (terminal, "show", PROMPT), (SpeculativeDecoder, "stream", PROMPT),
         (SpeculativeDecoder, "generate", f"/compare {PROMPT}"),

@@ -1,189 +1,174 @@
-"""Draft lengths: a schedule's expectations, choices and learning, and the costs that it goes by."""
+"""Draft lengths: what a schedule expects, learns, chooses and keeps."""
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from itertools import product
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding import draft_length
+from speculative_t5.decoding import decode
 from speculative_t5.decoding.draft_length import (
+    FIRST_ROUNDS,
+    LENGTHS,
     MAX_DRAFT,
-    PROBE_SHARE,
     AdaptiveSchedule,
-    Calibration,
+    Costs,
     Counts,
+    FixedSchedule,
     Outcome,
-    Schedule,
     cache_folder,
-    calibrate,
+    stored,
 )
-from speculative_t5.decoding.results import Round
+from speculative_t5.generation import GenerationOptions
 
 import numpy as np
 import pytest
 from conftest import tiny_pair
+from simulated_devices import CASES, Case, simulate, two_cores
 
 
 def outcome(num_draft: int, accepted: Sequence[int], drafted: Sequence[int] = ()) -> Outcome:
-    return Outcome(num_draft, drafted or [num_draft] * len(accepted), accepted, 0.0, 0.0)
+    """Return a round with costs of 1 for a pass over one token, and 0.1 for each token more."""
+    drafted = drafted or [num_draft] * len(accepted)
+    length = 1 + max(drafted)
+    seconds = 1 + 0.1 * (length - 1)
+    return Outcome(num_draft, drafted, accepted, 0, seconds, len(accepted), length)
 
 
-@lru_cache
-def counted(rate: float, rounds: int = 10_000, num_draft: int = MAX_DRAFT) -> Counts:
-    """Return counts of drafts whose tokens are each accepted with the same probability."""
-    rng = np.random.default_rng(0)
-    passed = np.cumprod(rng.random((rounds, num_draft)) < rate, axis=1).sum(axis=1)
-    counts = Counts()
-    counts.add(outcome(num_draft, passed.tolist()))
-    return counts
-
-
-def calibration(counts: Counts, *, draft: float = 0.1, num_prompts: int = 1000) -> Calibration:
-    """Make a pass over one token take a second, and 0.02 more per further token."""
-    drafting = [draft * k for k in range(MAX_DRAFT + 1)]
-    verifying = [1 + 0.02 * k for k in range(2 * MAX_DRAFT + 1)]
-    return Calibration(drafting, verifying, counts.values, num_prompts)
+def taught(schedule: AdaptiveSchedule, accepted: int, rounds: int, rows: int = 1) -> list[int]:
+    """Run rounds of which up to so many tokens are accepted, and return the lengths."""
+    lengths = []
+    for _ in range(rounds):
+        lengths.append(schedule.next(1000, rows))
+        schedule.observe(outcome(lengths[-1], [min(accepted, lengths[-1])] * rows))
+    return lengths
 
 
 @pytest.mark.parametrize(
     ("asked", "drafted", "accepted", "expected"),
     [
-        (6, 6, 3, {1: (1, 1), 2: (2, 2), 3: (3, 3), 4: (3, 4), 6: (3, 6)}),  # the fourth never is
-        (3, 5, 4, {2: (3, 4), 3: (4, 5)}),  # a drafter that adds two tokens to those asked for
-        (8, 2, 2, {8: (2, 2)}),  # and one that drafts fewer
+        (6, 6, 3, {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (3, 1), 6: (3, 1)}),  # the fourth never is
+        (3, 5, 4, {2: (3, 1), 3: (4, 1)}),  # a drafter that adds two tokens to those asked for
+        (8, 2, 2, {8: (2, 0)}),  # and one that drafts fewer
     ],
 )
-def test_places_have_rates_of_their_own(
+def test_positions_have_rates_of_their_own(
     asked: int, drafted: int, accepted: int, expected: dict[int, tuple[int, int]]
 ) -> None:
     counts = Counts()
     counts.add(outcome(asked, [accepted] * 10_000, [drafted] * 10_000))
-    accepts, drafts = counts.expected(counts.pooled())
+    accepts, chances = counts.expected()
     for length, found in expected.items():
-        assert (accepts[length], drafts[length]) == pytest.approx(found, abs=0.05)
+        assert (accepts[length], chances[length]) == pytest.approx(found, abs=0.05)
+    assert chances[0] == pytest.approx(max(0, drafted - asked), abs=0.05)
 
 
-def test_the_length_is_as_good_as_the_best_by_theory() -> None:
-    for rate, draft in product((0.02, 0.3, 0.6, 0.8, 0.95), (0.02, 0.1, 0.3)):
-        schedule = AdaptiveSchedule(calibration(counted(rate), draft=draft))
-        # (1 - a^(K + 1)) / (1 - a) / (1 + K c) for K = 0 to MAX_DRAFT (2211.17192, theorem 3.8).
-        k = np.arange(MAX_DRAFT + 1)
-        speed = (1 - rate ** (k + 1)) / (1 - rate) / (1 + k * (draft + 0.02))
-        assert speed[schedule.next(1000)] > 0.97 * speed.max()
-        assert min(speed) < 0.9 * speed.max()
+def test_what_is_not_found_is_told_from_what_is_rejected() -> None:
+    """A lookup finds something in half of the rounds, and then nearly all of it is right."""
+    counts = Counts()
+    counts.add(outcome(8, [8] * 5000 + [0] * 5000, [8] * 5000 + [0] * 5000))
+    accepts, chances = counts.expected()
+    assert accepts[8] == pytest.approx(4, rel=0.01) and chances[8] == pytest.approx(0.5, rel=0.01)
+    assert accepts[64] > 25, "longer drafts are expected to go on like this"
 
 
-def test_a_calibration_counts_more_the_more_prompts_it_has() -> None:
-    def length(rate: float, num_prompts: int, draft: float = 0.02) -> int:
-        counts = counted(rate)
-        return AdaptiveSchedule(calibration(counts, draft=draft, num_prompts=num_prompts)).next(99)
+def test_costs_follow_the_machine_and_keep_their_ratios() -> None:
+    costs = Costs()
+    for speed in (0.01, 0.02):
+        for _ in range(40):
+            for length, cost in ((1, 1.0), (5, 2.0), (9, 2.5)):
+                costs.observe(length, speed * cost)
+        expected, _ = costs.curves()
+        np.testing.assert_allclose(expected[[4, 8]] / expected[0], [2, 2.5], rtol=0.02)
+        assert costs.scale == pytest.approx(speed / expected[0], rel=0.05)
+    assert expected[4] < expected[6] < expected[8] < expected[12]
 
-    assert length(0.2, 1) > length(0.2, 4) > length(0.2, 1000)
-    assert length(0.95, 1, 0.1) < length(0.95, 1000, 0.1)
-    assert length(0.01, 1, 0.4) == 0
+
+def test_the_least_cost_follows_from_the_known_ones() -> None:
+    """A longer pass costs no less than a shorter one, and no more than several of them."""
+    costs = Costs({5: (2.0, 1e9), 9: (3.0, 1e9)})
+    expected, least = costs.curves()
+    known = {1: 2 / 5, 3: 6 / 5, 4: 8 / 5, 6: 2.0, 7: 7 / 3, 20: 3.0}
+    for length, cost in known.items():
+        assert least[length - 1] == pytest.approx(cost), length
+    assert (least <= expected + 1e-9).all()
 
 
-def test_a_step_in_the_costs_is_seen() -> None:
-    """Passes over up to 6 tokens cost the same, and longer ones three times as much."""
-    costs = [1.0 if length <= 6 else 3.0 for length in range(1, 2 * MAX_DRAFT + 2)]
-    found = Calibration([0.0] * (MAX_DRAFT + 1), costs, counted(0.9).values, 1000)
-    schedule = AdaptiveSchedule(found)
-    assert schedule.next(1000) == 5
+def test_a_round_that_took_too_long_by_chance_changes_little() -> None:
+    costs = Costs()
+    for _ in range(50):
+        costs.observe(1, 0.01)
+        costs.observe(5, 0.02)
+    costs.observe(5, 2.0)
+    expected, _ = costs.curves()
+    assert expected[4] / expected[0] == pytest.approx(2, rel=0.05)
+    assert costs.scale and costs.scale * expected[0] == pytest.approx(0.01, rel=0.05)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_nearly_as_fast_as_the_best_length_on_simulated_devices(case: Case) -> None:
+    results = [simulate(case, 1000, seed) for seed in range(5)]
+    assert np.mean([each.efficiency for each in results]) > 0.96
+    assert np.mean([each.later for each in results]) > 0.97
+    assert min(each.over_plain for each in results) > 0.95, "it is never much slower than plain"
+
+
+def test_it_begins_with_a_draft_and_compares_it_with_plain_decoding() -> None:
+    lengths = taught(AdaptiveSchedule(), accepted=4, rounds=12)
+    first = lengths.index(0)
+    assert FIRST_ROUNDS <= first < FIRST_ROUNDS + 3, lengths
+    assert min(lengths[:first]) >= 3 and min(lengths[first + 1 :]) >= 2, lengths
+    assert AdaptiveSchedule().next(3) == 2 and AdaptiveSchedule().next(1) == 0, "there is no room"
 
 
 def test_it_learns_from_rounds() -> None:
-    schedule = AdaptiveSchedule(calibration(counted(0.8)))
-    before = schedule.next(1000)
-    assert [schedule.next(remaining) for remaining in (3, 2, 1)] == [2, 1, 0], "there is no room"
-    for _ in range(40):
-        schedule.observe(outcome(before, [before]))
-    assert schedule.next(1000) > before
-    for _ in range(200):
-        schedule.observe(outcome(schedule.next(1000), [0]))
-    assert schedule.next(1000) == 0
-    for _ in range(150):
-        length = schedule.next(1000)
-        schedule.observe(outcome(length, [length]))
-    assert schedule.next(1000) >= 3, "it probes"
-    assert AdaptiveSchedule(schedule.calibration).next(1000) == before
+    schedule = AdaptiveSchedule()
+    assert np.median(taught(schedule, 3, 100)[50:]) == 3
+    assert np.mean(taught(schedule, MAX_DRAFT, 300)[250:]) > 20
+    assert np.mean(taught(schedule, 0, 400)[200:]) < 0.2
+    assert np.mean(taught(schedule, 6, 800)[600:]) > 4, "it probes"
 
 
-@pytest.mark.parametrize("draft", [0.03, 0.5])
-def test_it_stops_drafting_and_probes_later_and_later(draft: float) -> None:
+def test_it_probes_later_and_later() -> None:
     """Probes are so rare that they cost little, and rarer after each failure, up to a limit."""
-    schedule = AdaptiveSchedule(calibration(counted(0.001), draft=draft))
-    probes = []
-    for round_ in range(2000):
-        length = schedule.next(1000)
-        if length:
-            probes.append(round_)
-        schedule.observe(outcome(length, [0]))
-    gaps = np.diff([-1, *probes]) - 1
-    assert gaps[0] == pytest.approx((draft + 0.02) / PROBE_SHARE, abs=1)
-    np.testing.assert_allclose(gaps[1:4] / gaps[:3], 2, rtol=0.2)
-    assert len(gaps) > 4 and (gaps[4:] == gaps[3]).all()
+    lengths = taught(AdaptiveSchedule(), 0, 4000)
+    probes = np.flatnonzero(np.array(lengths[100:]))
+    gaps = np.diff(probes)
+    assert 3 < len(gaps) < 80 and (gaps[-3:] >= gaps[0]).all() and gaps.max() < 1000
 
 
-@pytest.fixture(autouse=True)
+def test_each_size_of_batch_has_costs_of_its_own() -> None:
+    schedule = AdaptiveSchedule()
+    for _ in range(200):
+        for rows in (1, 8):
+            num_draft = schedule.next(1000, rows)
+            accepted = [min(5, num_draft)] * rows
+            seconds = 1 + (0.02 if rows == 1 else 2.0) * num_draft
+            length = 1 + num_draft
+            found = Outcome(num_draft, [num_draft] * rows, accepted, 0, seconds, rows, length)
+            schedule.observe(found)
+    assert schedule.next(1000, 1) >= 4 and schedule.next(1000, 8) == schedule.next(1000, 7) == 0
+
+
+@pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for calibrations."""
+    """An empty folder for what is learned."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return cache_folder()
 
 
-class Machine:
-    """A rehearsal on a machine with known costs, which counts its runs."""
-
-    def __init__(self, *, rounds: int = 5, rows: int = 2) -> None:
-        self.runs = 0
-        self._rounds, self._rows = rounds, rows
-
-    def __call__(self, schedule: Schedule, seed: int) -> Iterator[Round]:
-        self.runs += 1
-        for round_ in range(self._rounds):
-            num_draft = schedule.next(128)
-            slow = 9.0 if round_ == 0 and num_draft else 0.0  # the draft's encoder
-            rows = self._rows - (round_ == 4)  # one row has ended, and all is cheaper
-            drafted, accepted = [num_draft] * rows, [min(num_draft, 2)] * rows
-            cost = 0.5 + 0.1 * num_draft + slow if num_draft else 0.0
-            verify = 10.0 + num_draft if rows == self._rows else 1.0
-            schedule.observe(Outcome(num_draft, drafted, accepted, cost, verify))
-            yield None  # type: ignore[misc]
-
-    def measures(self, *settings: object) -> bool:
-        """Whether a calibration is not found, but measured."""
-        runs = self.runs
-        calibrate(self, 2, *settings)
-        return self.runs > runs
-
-
-def test_costs_are_measured() -> None:
-    brief, found = calibrate(Machine(rounds=1, rows=1), 2, "brief"), calibrate(Machine(), 2)
-    assert brief.draft_seconds[1] > 9, "the encoder is part of every draft"
-    assert brief.verify_seconds == pytest.approx(found.verify_seconds)
-    expected = [0, *0.5 + 0.1 * np.arange(1, MAX_DRAFT + 1)]
-    np.testing.assert_allclose(found.draft_seconds, expected)
-    np.testing.assert_allclose(found.verify_seconds, 10.0 + np.arange(2 * MAX_DRAFT + 1))
-    assert found.num_prompts == 2
-    reached, passed, asked, had = np.array(found.counts)
-    assert passed[1] == reached[1] == asked[1] == had[1] > 0
-    assert passed[3] == 0 < reached[3]
-
-
-def test_a_calibration_is_kept_under_its_settings_and_hardware(
+def test_what_was_learned_is_kept_by_models_options_and_hardware(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = Machine()
-    settings = [("this", 1), ("this", 1), ("that", 1)]
-    assert [machine.measures(*each) for each in settings] == [True, False, True]
+    taught(stored("this", 1), 2, 300)
+    knows = taught(stored("this", 1), 2, 1)
+    assert knows == [2] and taught(stored("that", 1), 2, 1) != knows
     for name in ("a.home", "a.office"):  # a laptop's name changes with its network
         monkeypatch.setattr("platform.node", lambda name=name: name)
         monkeypatch.setattr("socket.gethostname", lambda name=name: name)
-        assert not machine.measures("this", 1)
+        assert taught(stored("this", 1), 2, 1) == knows
 
     def device_info(device: Any) -> dict[str, str | int]:
         return {"device_name": "another GPU" if device == "a GPU" else "another CPU"}
@@ -196,36 +181,27 @@ def test_a_calibration_is_kept_under_its_settings_and_hardware(
     ]
     for name, value in changes:
         monkeypatch.setattr(name, value)
-        assert machine.measures("this", 1), name
-    assert len(list(cache.iterdir())) == 2 + len(changes)
+        assert taught(stored("this", 1), 2, 1) != knows, name
+        taught(stored("this", 1), 2, 300)
+        assert taught(stored("this", 1), 2, 1) == knows, name
 
 
-def test_a_damaged_file_is_measured_again(cache: Path) -> None:
-    machine = Machine()
-    first = calibrate(machine, 2)
+def test_a_damaged_file_is_nothing_learned(cache: Path) -> None:
+    taught(stored(), 2, 300)
     (path,) = cache.iterdir()
     whole = json.loads(path.read_text())
-    costs = [1.0], [math.nan] * (MAX_DRAFT + 1)
-    short, odd = (json.dumps(whole | {"draft_seconds": each}) for each in costs)
-    for content in ("", "[]", "{}", '{"counts": 3}', "\xff", short, odd):
+    costs = [{"1": {"3": [1.0]}}, {"1": {"3": [-1.0, 2.0]}}, {"1": {"900": [1.0, 2.0]}}, {"1": 3}]
+    odd = [whole | {"costs": each} for each in costs]
+    odd += [whole | {"counts": each} for each in ([[1.0]], [[math.nan] * (MAX_DRAFT + 1)] * 5)]
+    for content in ("", "[]", "{}", '{"counts": 3}', "\xff", *map(json.dumps, odd)):
         path.write_text(content, encoding="latin-1")
-        assert machine.measures(), content
-        assert calibrate(machine, 2) == first and json.loads(path.read_text())["counts"]
+        assert taught(stored(), 2, 2) == taught(AdaptiveSchedule(), 2, 2), content
 
 
-def test_calibration_works_without_a_writable_cache(cache: Path) -> None:
+def test_it_works_without_a_writable_cache(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("in the way")
-    assert isinstance(calibrate(Machine(), 2), Calibration)
-    assert cache.read_text() == "in the way"
-
-
-def test_a_slow_machine_is_measured_once_per_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(10**6))
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
-    machine = Machine()
-    calibrate(machine, 2)
-    assert machine.runs <= 8
+    assert taught(stored(), 2, 10) and cache.read_text() == "in the way"
 
 
 PROMPTS = [[10, 1], [5, 6, 7, 1], [3, 1], [12, 13, 1]]
@@ -233,43 +209,58 @@ PROMPTS = [[10, 1], [5, 6, 7, 1], [3, 1], [12, 13, 1]]
 
 def make_decoder(**options: Any) -> SpeculativeDecoder:
     pair = tiny_pair("t5", vocab_size=20, layers=2, seed=3)
-    return SpeculativeDecoder(*pair, num_draft="auto", **options)
-
-
-def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure = draft_length.measure  # costs that this machine's load cannot change
-    monkeypatch.setattr(draft_length, "measure", lambda _, count: measure(Machine(), count))
-    auto = make_decoder()
-    plain = auto.generate_batch(PROMPTS, max_tokens=40, speculative=False)
-    assert not cache.exists(), "there is nothing to calibrate"
-    single = [auto.generate(prompt, max_tokens=40) for prompt in PROMPTS]
-    assert len(list(cache.iterdir())) == 1
-    batch = auto.generate_batch(PROMPTS, max_tokens=40)
-    assert len(list(cache.iterdir())) == 2
-    for outputs in (single, batch):
-        assert [o.tokens for o in outputs] == [o.tokens for o in plain]
-    assert len({n for o in single for n in o.stats.num_draft}) > 1
+    return SpeculativeDecoder(*pair, **options)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_auto_repeats_itself(
-    cache: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After other prompts, and in a later process, which finds the calibration."""
-    for name in ("BUDGET", "SETTLING"):
-        monkeypatch.setattr(draft_length, name, 0)
-    decoding: dict[str, Any] = {"lookup": True} if temperature else {"delta": 0.5}
-    one = make_decoder(**decoding)
-    options: dict[str, Any] = {"max_tokens": 40, "seed": 5, "temperature": temperature}
-    first = one.generate(PROMPTS[0], **options)
-    for prompt in PROMPTS[1:]:
-        one.generate(prompt, **options)
-    files = list(cache.iterdir())
-    for again in (one, make_decoder(**decoding)):
-        out = again.generate(PROMPTS[0], **options)
-        assert (out.tokens, out.stats.num_draft) == (first.tokens, first.stats.num_draft)
-        chunks = again.stream(PROMPTS[0], **options)
-        assert [t for chunk in chunks for t in chunk.tokens] == first.tokens
-    assert list(cache.iterdir()) == files
+def test_auto_gives_the_outputs_of_plain_decoding(cache: Path, temperature: float) -> None:
+    """Alone, in a batch, in a stream, and in a decoder that finds what another one has learned."""
+    one, options = make_decoder(lookup=True), {"max_tokens": 40, "temperature": temperature}
+    plain = [one.generate(prompt, speculative=False, **options).tokens for prompt in PROMPTS]
+    assert not cache.exists(), "there is nothing to learn"
+    found = [one.generate(prompt, **options) for prompt in PROMPTS]
+    assert [each.tokens for each in found] == plain
+    assert len({n for each in found for n in each.stats.num_draft}) > 1 and any(cache.iterdir())
+    for other in (one, make_decoder(lookup=True)):
+        chunks = other.stream(PROMPTS[0], **options)
+        assert [token for chunk in chunks for token in chunk.tokens] == plain[0]
+        batch = other.generate_batch(PROMPTS, speculative=False, **options)
+        drafted = other.generate_batch(PROMPTS, **options)
+        assert [each.tokens for each in drafted] == [each.tokens for each in batch]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"delta": 0.1}, {"verify": "token"}, {"verify": "block"}, {"steady": True}],
+    ids=lambda options: next(iter(options)) + str(next(iter(options.values()))),
+)
+def test_auto_is_a_fixed_number_where_outputs_depend_on_it(options: dict[str, Any]) -> None:
+    assert make_decoder(**options).plan().schedule == FixedSchedule(5)
+    assert make_decoder(num_draft=3, **options).plan().schedule == FixedSchedule(3)
+    assert isinstance(make_decoder().plan().schedule, AdaptiveSchedule)
+
+
+def test_rounds_that_compile_or_encode_do_not_count() -> None:
+    target, draft = tiny_pair("t5", vocab_size=20, layers=2, seed=3)
+    decoder, outcomes = SpeculativeDecoder(target, draft, num_draft=3), list[Outcome]()
+
+    class Recording(FixedSchedule):
+        def observe(self, outcome: Outcome) -> None:
+            outcomes.append(outcome)
+
+    for _ in range(2):
+        plan = replace(decoder.plan(), schedule=Recording(3))
+        requests = decoder.requests([(0, PROMPTS[1])], GenerationOptions(max_tokens=60))
+        assert sum(1 for _ in decode(target, requests, plan, batch_size=1)) > 3
+        outcomes.append(Outcome(0, [], [], 0, 0))
+    end = outcomes.index(Outcome(0, [], [], 0, 0))
+    first, again = outcomes[:end], outcomes[end + 1 : -1]
+    assert not all(each.typical for each in first[1:]), "the cache grows"
+    assert [each.typical for each in again] == [False] + [True] * (len(again) - 1)
+
+
+def test_the_lengths_are_few() -> None:
+    """As each is a shape of the target's pass to compile for."""
+    assert len(LENGTHS) < 25 and LENGTHS[-1] == MAX_DRAFT
+    usual = set(taught(AdaptiveSchedule(), MAX_DRAFT, 500))
+    assert usual <= {*LENGTHS.tolist()} and two_cores(1) == 1

@@ -13,18 +13,16 @@ from functools import partial, partialmethod
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, decoding, device
-from speculative_t5.decoding.draft_length import Calibration, Counts
+from speculative_t5.decoding.draft_length import Counts
 from speculative_t5.models import T5, DecoderOnlyModel, SharingDraft, t5_session
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import PAIRS, REPOSITORY, VARIED, tiny_draft, tiny_model, tiny_pair
-from test_schedule import calibration
 
 NUM_THREADS = 8
 PROMPTS = [[*range(3 + i, 8 + i), 1] for i in range(NUM_THREADS)]
-CALIBRATION = calibration(Counts(), num_prompts=1)
 
 
 @pytest.fixture
@@ -62,13 +60,13 @@ def run_script(script: str) -> subprocess.CompletedProcess[str]:
 def test_threads_that_share_a_decoder_give_the_same_outputs(
     kind: str, num_draft: Any, monkeypatch: pytest.MonkeyPatch, restless: None
 ) -> None:
-    calibrations: list[int] = []
-    learning, add = threading.Lock(), Counts.add
+    begun: list[int] = []
+    learning, add, stored = threading.Lock(), Counts.add, decoding.stored
 
-    def calibrate(*_: object) -> Calibration:
-        calibrations.append(1)
+    def slowly_stored(*settings: object) -> decoding.AdaptiveSchedule:
+        begun.append(1)
         time.sleep(0.2)  # all others have begun by then
-        return CALIBRATION
+        return stored(*settings)
 
     def add_alone(counts: Counts, outcome: decoding.Outcome) -> None:
         assert learning.acquire(blocking=False)
@@ -76,7 +74,7 @@ def test_threads_that_share_a_decoder_give_the_same_outputs(
         add(counts, outcome)
         learning.release()
 
-    monkeypatch.setattr(decoding, "calibrate", calibrate)
+    monkeypatch.setattr(decoding, "stored", slowly_stored)
     monkeypatch.setattr(Counts, "add", add_alone)
     model, draft = tiny_pair(kind, vocab_size=20, layers=2, seed=VARIED[kind])
     alone = SpeculativeDecoder(model, draft, num_draft=num_draft)
@@ -94,7 +92,7 @@ def test_threads_that_share_a_decoder_give_the_same_outputs(
 
     both = zip(expected, [*expected[1:], expected[0]], strict=True)
     assert at_once(work) == [[*each] for each in both]
-    assert len(calibrations) == (2 if num_draft == "auto" else 0), "one for each decoder"
+    assert len(begun) == (2 if num_draft == "auto" else 0), "one for each decoder"
 
 
 @pytest.mark.parametrize("kind", PAIRS)

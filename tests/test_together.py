@@ -22,7 +22,8 @@ from ranks import Pair, run_ranks
 pytestmark = pytest.mark.cpu
 PROGRAM = ("-m", "speculative_t5")
 PAIR = ("--model", "even", "--draft-model", "draft", "--max-tokens", "12")
-BATCH = ("batch", "in.txt", *PAIR, "--temperature", "1", "--seed", "3", "--output")
+SAMPLED = ("--temperature", "1", "--seed", "3", "--num-draft", "5")
+BATCH = ("batch", "in.txt", *PAIR, *SAMPLED, "--output")
 PATCHED = "from speculative_t5.cli import batch, job, main\n{}\nmain()"
 DYING = PATCHED.format("""
 import os

@@ -15,6 +15,7 @@ from typing import Annotated
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.drafters import Draft
 from speculative_t5.decoding.loop import decode
+from speculative_t5.decoding.sampling import Groups, Keys
 from speculative_t5.decoding.verify import Verifier
 from speculative_t5.generation import GenerationOptions
 
@@ -64,8 +65,8 @@ class Listening(Verifier):
 
     heard: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
-    def choices(self, draft: Draft, logits: mx.array) -> mx.array:
-        answers = super().choices(draft, logits)
+    def choices(self, draft: Draft, logits: mx.array, groups: Groups, keys: Keys) -> mx.array:
+        answers = super().choices(draft, logits, groups, keys)
         self.heard.append((draft.tokens[0].tolist(), answers[0].tolist()))
         return answers
 

@@ -97,7 +97,8 @@ def record(variant: Variant, prompt: list[int], *, timed: bool = False) -> Run:
     """Decode one prompt, given its source ids, and record what each round took."""
     decoder, options = variant.decoder, variant.options
     requests = [*decoder.requests([(0, prompt)], options)]
-    plan = variant.plan or decoder.plan(requests, speculative=options.speculative)
+    sampler = requests[0].options.sampler
+    plan = variant.plan or decoder.plan(sampler, speculative=options.speculative)
     run = Run()
     recorder = _Recorder(plan.schedule, run)
     plan = replace(plan, schedule=recorder, timed=timed)
@@ -120,10 +121,10 @@ class _Recorder:
     began: list[float] = field(default_factory=list)
     waits_before: int = 0
 
-    def next(self, remaining: int) -> int:
+    def next(self, remaining: int, rows: int = 1) -> int:
         self.began.append(time.perf_counter())
         self.waits_before = decoding.syncs()
-        return self.schedule.next(remaining)
+        return self.schedule.next(remaining, rows)
 
     def observe(self, outcome: Outcome) -> None:
         self.run.waits.append(decoding.syncs() - self.waits_before)

@@ -14,7 +14,7 @@ from .draft_length import (
     Outcome,
     Schedule,
     cache_folder,
-    calibrate,
+    stored,
 )
 from .drafters import CombinedDrafter, Draft, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform, TokenHistory
@@ -38,6 +38,7 @@ from .results import (
     Round,
     Stats,
     identity,
+    note_compiled,
     origins_of_round,
     read,
     syncs,

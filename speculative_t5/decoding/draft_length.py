@@ -6,16 +6,13 @@ import json
 import math
 import os
 import platform
-import random
 import tempfile
 import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -23,19 +20,32 @@ import numpy as np
 from .. import __version__
 from ..cpu import libraries
 from ..files import write_whole
-from .results import Round
 
-MAX_DRAFT = 16  # the most that an adaptive schedule asks for
-LENGTHS = np.arange(1, 2 * MAX_DRAFT + 2)  # of verifying passes: a lookup may add as many tokens
+MAX_DRAFT = 64  # the most that an adaptive schedule asks for
+LENGTHS = np.array([*range(17), 20, 24, 32, 40, 48, MAX_DRAFT])  # each is a shape to compile for
+PASSES = np.arange(1, 2 * MAX_DRAFT + 2)  # tokens in a pass: a lookup may add as many to a draft
 
 TYPICAL_RATE = 0.8  # acceptance rate of a draft that is worth having
-PRIOR_TOKENS = 24.0  # weight, in tokens, of the expected rate against a text's own tokens
-PROMPT_TOKENS, MOST_TOKENS = 12.0, 200.0  # weight of each further calibration prompt, and of all
-PRIOR_ROUNDS = 8.0  # weight, in rounds, of a calibration's draft lengths
-SMOOTHING = 16.0  # tokens that each position borrows from all positions together
+PRIOR_TOKENS = 4.0  # weight, in tokens, of that rate against the tokens seen so far
+SMOOTHING = 4.0  # tokens that each position borrows from all positions together
 MEMORY = 0.98  # factor by which counts decay each round
-PROBE_SHARE = 1 / 64  # of the time that may be spent on probes: drafting where it did not pay
+LONGER = 0.995  # and those of positions that were not asked for
+
+MORE_TOKENS = 0.2  # guess: the cost of a further token in a round, by that of a pass over one
+FOLLOWS = 0.1  # share of a round's deviation that is taken for a change of the machine's speed
+LEAST_SHARE = 0.02  # and the least share that is taken for the length's own, after many rounds
+OUTLIER = 0.25  # the most that a round may take too long, as a logarithm: a shape is compiled
+NOTHING_KNOWN = 1e-3  # the least that a pass may cost, before any is known
+DOUBT = 0.3  # share of a cost that one round leaves in doubt, the n-th less by 1 / (n + 1)
+AGEING = 1e-4  # share by which a cost becomes doubtful with each round, up to OLD
+OLD = 0.1
+
+EXPLORED = 1 / 64  # share of the time that may be lost by looking at other lengths
+EXPLORED_FIRST = 1.5  # rounds of one token that may be lost besides, for a beginning
+FIRST_ROUNDS = 3.0  # with drafts, before other lengths are looked at
+WORTHWHILE = 1.02  # gain that another length must promise to be looked at
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
+SAVED_FIRST = 2  # rounds before what was learned is kept first, and then as they double
 
 
 @dataclass(frozen=True)
@@ -47,19 +57,28 @@ class Outcome:
     num_accepted: Sequence[int]  # that were accepted and emitted
     draft_seconds: float  # of the host; with `Plan.timed`, until the device has drafted
     verify_seconds: float  # from there to the verdicts
+    rows: int = 1  # in the batch
+    length: int = 1  # of the target's pass, in tokens
+    typical: bool = True  # False if it encoded a prompt or compiled a pass, too
+
+    @property
+    def seconds(self) -> float:
+        return self.draft_seconds + self.verify_seconds
 
 
 class Schedule(Protocol):
     """Chooses the draft length of each round from the outcomes of earlier rounds.
 
-    It observes counts, never tokens: a draft length that depended on a token's value could decide
-    whether that token is accepted, and the output would no longer follow the target's distribution.
+    It observes counts and times, never tokens: by the rules that sample a draft first, a length
+    that depended on a token's value could decide whether that token is accepted, and the output
+    would no longer follow the target's distribution.
     """
 
-    def next(self, remaining: int) -> int:
+    def next(self, remaining: int, rows: int = 1) -> int:
         """Return how many tokens to draft when at most `remaining` more may be emitted.
 
-        A round emits one token more than it drafts, so drafting `remaining` would waste one.
+        A round emits one token more than it drafts, so drafting `remaining` would waste one. The
+        batch has `rows` rows.
         """
 
     def observe(self, outcome: Outcome) -> None:
@@ -73,279 +92,269 @@ class FixedSchedule(Schedule):
 
     num_draft: int
 
-    def next(self, remaining: int) -> int:
+    def next(self, remaining: int, rows: int = 1) -> int:
         return min(self.num_draft, remaining - 1)
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Measurements of a target and a drafter on this machine."""
-
-    draft_seconds: Sequence[float]  # to draft K tokens, for K = 0 to MAX_DRAFT
-    verify_seconds: Sequence[float]  # of a pass over L tokens and its verdict, from L = 1 on
-    counts: Sequence[Sequence[float]]  # `Counts.values` of the measured rounds
-    num_prompts: int  # that the rounds came from
-
-
 class Counts:
-    """Counts of drafted and accepted tokens by position.
+    """Counts of drafted and accepted tokens by position, those of earlier rounds weighing less.
 
-    `values` are four lists of MAX_DRAFT + 1. At i, from 1, they count rows that were asked for i
-    tokens or more: `reached` those that accepted the first i - 1, `passed` those that accepted the
-    i-th as well, `asked` all of them, `had` those that drafted as many. At 0 they count what a
-    drafter adds after the tokens asked for: `reached` rows that accepted all tokens asked for,
-    `passed` extra tokens accepted, `asked` all rows, `had` extra tokens.
+    `values` are five rows of MAX_DRAFT + 1. At i, from 1, they count rows that were asked for i
+    tokens or more: `asked` all of them, `had` those that drafted as many; `reached` those that
+    accepted the first i - 1, `offered` those of them that drafted an i-th, `passed` those that
+    accepted it. At 0 they count what a drafter adds after the tokens asked for: `asked` all rows,
+    `had` extra tokens, `reached` rows that accepted all tokens asked for, `passed` extra tokens
+    accepted.
     """
 
-    # Lists of floats: arrays so short are slower, and the device idles meanwhile.
-    def __init__(self, values: Sequence[Sequence[float]] | None = None) -> None:
-        self.values = [list(row) for row in values or [[0.0] * (MAX_DRAFT + 1)] * 4]
+    def __init__(self, values: Any = None) -> None:
+        self.values = np.zeros((5, MAX_DRAFT + 1)) if values is None else np.array(values, float)
 
     def add(self, outcome: Outcome) -> None:
         """Count a round for which at least one token was asked."""
-        num_draft = outcome.num_draft
-        reached, passed, asked, had = self.values
+        most = outcome.num_draft
+        self.values[:, : most + 1] *= MEMORY
+        self.values[:, most + 1 :] *= LONGER
+        asked, had, reached, offered, passed = self.values
         for drafted, accepted in zip(outcome.num_drafted, outcome.num_accepted, strict=True):
-            for position in range(1, num_draft + 1):
-                reached[position] += accepted >= position - 1
-                passed[position] += accepted >= position
-                asked[position] += 1
-                had[position] += drafted >= position
-            reached[0] += accepted >= num_draft
-            passed[0] += max(accepted - num_draft, 0)
+            asked[1 : most + 1] += 1
+            had[1 : min(drafted, most) + 1] += 1
+            reached[1 : min(accepted + 1, most) + 1] += 1
+            offered[1 : min(accepted + 1, drafted, most) + 1] += 1
+            passed[1 : min(accepted, most) + 1] += 1
             asked[0] += 1
-            had[0] += max(drafted - num_draft, 0)
+            had[0] += max(drafted - most, 0)
+            reached[0] += accepted >= most
+            passed[0] += max(accepted - most, 0)
 
-    def pooled(self) -> float:
-        """Return the acceptance rate of all positions together."""
-        reached, passed, _, _ = self.values
-        return (sum(passed[1:]) + 0.5) / (sum(reached[1:]) + 1)
+    def expected(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return what to expect for K = 0 to MAX_DRAFT: accepted tokens, and chances of drafts.
 
-    def expected(self, rate: float) -> tuple[list[float], list[float]]:
-        """Return the expected numbers of accepted and of drafted tokens, for K = 0 to MAX_DRAFT.
-
-        A position with few counts of its own borrows the rate of all positions, to which `rate`
-        adds PRIOR_TOKENS tokens. As long as that rate is not well known, each accepted token makes
-        the next one likelier (the predictive rate of a Beta distribution).
+        The second has the chance that a K-th token is drafted, and at 0 the number of extra ones. A
+        position with few counts of its own borrows the rate of all positions, to which PRIOR_TOKENS
+        at TYPICAL_RATE are added. As long as that rate is not well known, each accepted token makes
+        the next one likelier (the predictive rate of a Beta distribution). After an accepted token
+        a drafter is taken to have another one, unless it was seen to have none.
         """
-        reached, passed, asked, had = self.values
-        known = PRIOR_TOKENS + sum(reached[1:])
-        likely = PRIOR_TOKENS * rate + sum(passed[1:])
-        extra_accepted = passed[0] / (reached[0] + 1)
-        extra_drafted = had[0] / (asked[0] + 1)
-        accepts, drafts = [0.0], [0.0]
-        survival, accepted, drafted = 1.0, 0.0, 0.0
-        for position in range(1, MAX_DRAFT + 1):
-            borrowed = (likely + position - 1) / (known + position - 1)
-            survival *= (passed[position] + SMOOTHING * borrowed) / (reached[position] + SMOOTHING)
-            accepted += survival
-            drafted += (had[position] + 1) / (asked[position] + 1)
-            accepts.append(accepted + survival * extra_accepted)
-            drafts.append(drafted + extra_drafted)
-        return accepts, drafts
+        asked, had, reached, offered, passed = self.values
+        before = np.arange(MAX_DRAFT)
+        known = PRIOR_TOKENS + offered[1:].sum() + before
+        borrowed = (PRIOR_TOKENS * TYPICAL_RATE + passed[1:].sum() + before) / known
+        rates = (passed[1:] + SMOOTHING * borrowed) / (offered[1:] + SMOOTHING)
+        offers = (offered[1:] + 1) / (reached[1:] + 1)
+        survival = np.cumprod([1.0, *rates * offers])
+        accepts = np.cumsum(survival) - 1 + survival * passed[0] / (reached[0] + 1)
+        accepts[0] = 0
+        chances = had / (asked + 1)
+        chances[1:] = np.minimum.accumulate((had[1:] + 1) / (asked[1:] + 1))
+        return accepts, chances
 
 
-def rate_of_others(calibration: Calibration) -> float:
-    """Return the acceptance rate to expect on other prompts than the calibration's.
+class Costs:
+    """What rounds take, by the tokens in the target's pass, relative to a pass over one.
 
-    On the scale of log-odds, the rate of n prompts is shrunk towards that of a typical draft by one
-    part in n + 1 (the random-effects estimate where prompts vary as much as pairs do).
+    All lengths share one `scale`, in seconds, which follows the machine's speed, so that a busy
+    machine changes no ratio. Lengths that have not been seen are as costly as a guess, or as those
+    around them.
     """
-    rates = (Counts(calibration.counts).pooled(), TYPICAL_RATE)
-    here, typical = (math.log(rate / (1 - rate)) for rate in rates)
-    weight = 1 / (calibration.num_prompts + 1)
-    return 1 / (1 + math.exp(-((1 - weight) * here + weight * typical)))
 
+    def __init__(self, known: Mapping[int, Sequence[float]] | None = None) -> None:
+        self.scale: float | None = None
+        self.rounds = 0
+        self._common = 0.0  # how much longer than expected the last rounds took, as a logarithm
+        # Of each length: cost, rounds that it was seen in, the last of them.
+        self.known = {n: [cost, seen, 0.0] for n, (cost, seen) in (known or {}).items()}
+        self._guess = 1 + MORE_TOKENS * (PASSES - 1.0)
+        self._curves: tuple[np.ndarray, np.ndarray] | None = None
 
-def counts_for_others(calibration: Calibration) -> Counts:
-    """Return the calibration's counts, weighted by how much they say about other prompts."""
-    counts = Counts(calibration.counts)
-    reached, _, asked, _ = counts.values
-    rounds, tokens = max(asked[0], 1.0), max(sum(reached[1:]), 1.0)
-    # The first prompt counts in `rate_of_others` alone.
-    worth = min(tokens, PROMPT_TOKENS * (calibration.num_prompts - 1), MOST_TOKENS)
-    share = min(1.0, PRIOR_ROUNDS / rounds)
-    factors = (worth / tokens, worth / tokens, share, share)
-    for row, factor in zip(counts.values, factors, strict=True):
-        row[0] *= share
-        row[1:] = [value * factor for value in row[1:]]
-    return counts
+    def observe(self, length: int, seconds: float) -> None:
+        """Learn from a round with a pass over `length` tokens."""
+        self.rounds += 1
+        expected = self.curves()[0][length - 1]
+        self._curves = None
+        if self.scale is None:
+            self.scale = seconds / expected
+        error = math.log(seconds / (self.scale * expected))
+        error = min(max(error, -OUTLIER), OUTLIER)
+        if length not in self.known:
+            self.known[length] = [seconds / self.scale, 1.0, self.rounds]
+            return
+        self._common += FOLLOWS * (error - self._common)
+        cost, seen, _ = self.known[length]
+        share = max(1 / (seen + 1), LEAST_SHARE)
+        own = share * (error - self._common)
+        self.known[length] = [cost * math.exp(own), seen + 1, self.rounds]
+        self.scale *= math.exp(FOLLOWS * error)
+
+    def curves(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the cost to expect and the least that is possible, for each of PASSES.
+
+        A longer pass costs no less than a shorter one, and no more than several that have as many
+        tokens.
+        """
+        if self._curves is None:
+            lengths = np.array(sorted(self.known), dtype=int)
+            expected, least = self._guess, np.full(len(PASSES), NOTHING_KNOWN)
+            if len(lengths):
+                costs, seen, last = np.array([self.known[n] for n in lengths.tolist()]).T
+                at = lengths - 1
+                expected = expected * np.interp(PASSES, lengths, costs / self._guess[at])
+                doubt = DOUBT / (seen + 1) + np.minimum(OLD, AGEING * (self.rounds - last))
+                least[at] = costs * (1 - doubt)
+                per_token = np.maximum.accumulate((least / PASSES)[::-1])[::-1]
+                known, least = least[at], np.maximum.accumulate(least)
+                least = np.minimum(np.maximum(least, per_token * PASSES), expected)
+                least[at] = known
+            self._curves = expected, least
+        return self._curves
 
 
 class AdaptiveSchedule:
     """Chooses the draft length with the most expected tokens per second; 0 if none pays.
 
     A round that drafts K tokens is expected to emit 1 + the tokens accepted (2211.17192, equation
-    1, with a rate for each position), and takes as long as calibrated. Rates begin with the
-    calibration's and follow the outcomes. Threads may share one schedule.
+    1, with a rate for each position). What it takes is learned from the rounds themselves, for each
+    size of the batch, beginning with a guess: a length that might be better than the best known one
+    is looked at as long as that has cost little. Threads may share one schedule.
     """
 
-    def __init__(self, calibration: Calibration) -> None:
-        self.calibration = calibration
+    def __init__(self, store: Path | None = None) -> None:
         self._learning = threading.Lock()
-        self._rate = rate_of_others(calibration)
-        self._counts = counts_for_others(calibration)
-        self._draft_seconds = np.array(calibration.draft_seconds)
-        draft, verify = calibration.draft_seconds, calibration.verify_seconds
-        extra = (draft[1] + verify[1]) / (draft[0] + verify[0]) - 1
+        self._store = store
+        self._counts, self._costs = _read(store)
+        self._rounds, self._save_at = 0, SAVED_FIRST
+        # Passes over one token that may be lost by looking at other lengths.
+        self._budget = 0.0 if self._costs else EXPLORED_FIRST
         self._idle = 0  # rounds without a draft
-        self._patience = max(1.0, extra / PROBE_SHARE)  # such rounds before a probe
-        self._most_patience = MAX_PATIENCE * self._patience
-        self._best = self._best_length()
+        self._patience = 1.0  # before a probe; by how the last ones went
+        self._planned: dict[int, int] = {}  # by rows; until the next round
 
-    def next(self, remaining: int) -> int:
-        num_draft = self._best
-        if num_draft == 0 and self._idle >= self._patience:
-            num_draft = 1
-        return min(num_draft, remaining - 1)
+    def next(self, remaining: int, rows: int = 1) -> int:
+        with self._learning:
+            size = _size(rows)
+            if size not in self._planned:
+                self._planned = {size: self._choose(self._costs_of(size))}
+            return min(self._planned[size], remaining - 1)
 
     def observe(self, outcome: Outcome) -> None:
         with self._learning:
+            self._planned = {}
+            self._rounds += 1
+            costs = self._costs_of(_size(outcome.rows))
+            if outcome.typical:
+                costs.observe(outcome.length, outcome.seconds)
+            self._budget += EXPLORED * costs.curves()[0][outcome.length - 1]
             if outcome.num_draft == 0:
                 self._idle += 1
-                return
-            if self._best == 0:
-                # After a probe that succeeds the next comes soon, after failures later and later.
-                patience = self._patience * (1 / 8 if any(outcome.num_accepted) else 2)
-                self._patience = min(max(1.0, patience), self._most_patience)
-            self._idle = 0
-            self._counts = Counts([[MEMORY * n for n in row] for row in self._counts.values])
-            self._counts.add(outcome)
-            self._best = self._best_length()
+            elif outcome.num_drafted:
+                if self._idle:
+                    # After a probe that succeeds the next comes soon, after failures later.
+                    whole = max(outcome.num_accepted) == outcome.num_draft
+                    self._patience *= 1 / 2 if whole else 2
+                    self._patience = min(max(self._patience, 1 / 2), MAX_PATIENCE)
+                self._idle = 0
+                self._counts.add(outcome)
+            if self._rounds >= self._save_at:
+                self._save_at *= 2
+                self._save()
 
-    def _best_length(self) -> int:
-        accepts, drafts = map(np.array, self._counts.expected(self._rate))
-        verifying = np.interp(1 + drafts, LENGTHS, self.calibration.verify_seconds)
-        return int(np.argmax((1 + accepts) / (self._draft_seconds + verifying)))
+    def _costs_of(self, size: int) -> Costs:
+        return self._costs.setdefault(size, Costs())
+
+    def _choose(self, costs: Costs) -> int:
+        accepts, chances = self._counts.expected()
+        emitted = 1 + accepts[LENGTHS]
+        expected, least = (_per_length(curve, chances) for curve in costs.curves())
+        rates = emitted / expected
+        # No further than twice what is known: the costs of long passes are a mere guess.
+        near = 2 * max(costs.known, default=1) > LENGTHS
+        possible = np.where(near, emitted / least, 0)
+        best = int(np.argmax(rates))
+        losses = np.maximum(expected - emitted / rates[best], 0)
+        begun = self._counts.values[0, 1] >= FIRST_ROUNDS
+        if begun and 1 not in costs.known:
+            return 0  # the pass that all others are compared with
+        if LENGTHS[best] == 0:
+            other = 1 + int(np.argmax(possible[1:]))
+            # What is accepted is not seen meanwhile.
+            patience = max(1.0, self._patience * losses[other] / EXPLORED)
+            return int(LENGTHS[other]) if self._idle >= patience else 0
+        if begun:
+            other = int(np.argmax(np.where(losses <= self._budget, possible, 0)))
+            if possible[other] > WORTHWHILE * rates[best]:
+                self._budget -= losses[other]
+                best = other
+        return int(LENGTHS[best])
+
+    def _save(self) -> None:
+        """Keep what was learned for later processes, if there is a file for it."""
+        if self._store is None:
+            return
+        sizes = {
+            str(size): {str(n): each[:2] for n, each in costs.known.items()}
+            for size, costs in self._costs.items()
+        }
+        kept = {"counts": self._counts.values.tolist(), "costs": sizes}
+        with contextlib.suppress(OSError):  # then each process learns for itself
+            self._store.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._store, json.dumps(kept).encode())
 
 
-GRID = (*range(13), MAX_DRAFT)  # draft lengths to time: costs rise in steps
-SAMPLES = 12  # timed rounds of each length
-BUDGET = 3.0  # seconds; where the samples take longer, one of each length is enough
-SETTLING = 0.5  # seconds of rounds that do not count
-MAX_RUNS = 100
-
-SHAPES = [(MAX_DRAFT + 1,), (2 * MAX_DRAFT + 1,), (4, MAX_DRAFT + 1), ()]  # of a Calibration
-
-WarmUp = Callable[[Schedule, int], Iterator[Round]]
+def _per_length(curve: np.ndarray, chances: np.ndarray) -> np.ndarray:
+    """Return the mean cost of a round for each of LENGTHS, given `Counts.expected`'s chances."""
+    steps = np.diff(curve)[:MAX_DRAFT]  # of each token more in a pass
+    mean = curve[0] + np.cumsum([0.0, *chances[1:] * steps])
+    mean[1:] += chances[0] * steps  # of a lookup's tokens after the model's
+    costs: np.ndarray = mean[LENGTHS]
+    return costs
 
 
-def calibrate(warm_up: WarmUp, num_prompts: int, *settings: object) -> Calibration:
-    """Return the calibration for models and options, from the cache or else newly measured.
+def _size(rows: int) -> int:
+    """Return the next power of 2: batches of similar size have the same costs."""
+    return 1 << (rows - 1).bit_length()
 
-    `warm_up` decodes `num_prompts` prompts with a schedule and a seed. The key has the `repr` of
-    the settings, and the hardware: a laptop's name changes with its network.
+
+def stored(*settings: object) -> AdaptiveSchedule:
+    """Return a schedule for models and options, which knows what earlier processes have learned.
+
+    The key has the `repr` of the settings, and the hardware: a laptop's name changes with its
+    network.
     """
     device = mx.default_device()
     names = [mx.device_info(each).get("device_name") for each in (mx.cpu, device)]
     hardware = (platform.machine(), *names, device, libraries.num_threads())
     code = (__version__, version("mlx"), libraries.parts())
     digest = hashlib.sha256(repr((code, hardware, settings)).encode()).hexdigest()
-    path = cache_folder() / f"{digest[:32]}.json"
-    if found := _read(path):
-        return found
-    measured = measure(warm_up, num_prompts)
-    if found := _read(path):  # another process was faster: all should use the same one
-        return found
-    with contextlib.suppress(OSError):  # then each process measures for itself
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(measured)).encode())
-    return measured
+    return AdaptiveSchedule(cache_folder() / f"{digest[:32]}.json")
 
 
 def cache_folder() -> Path:
-    """Return the folder of calibrations; one that is deleted is measured again."""
+    """Return the folder of what schedules have learned; what is deleted is learned again."""
     try:
         root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # a user without a home, as in some containers
         root = tempfile.gettempdir()
-    return Path(root) / "speculative_t5" / "calibration"
+    return Path(root) / "speculative_t5" / "draft-lengths"
 
 
-def measure(warm_up: WarmUp, num_prompts: int) -> Calibration:
-    """Time rounds of all draft lengths in `GRID`, repeatedly on the same prompts.
-
-    The shortest times count, since disturbances only make a round longer.
-    """
-    rotation = _Rotation()
-    for seed in range(MAX_RUNS):
-        for _ in warm_up(rotation, seed):
-            if rotation.has_enough() or rotation.ended:
-                break
-        if rotation.has_enough():
-            break
-    draft, verify = _line(rotation.draft_seconds), _steps(rotation.verify_seconds)
-    return Calibration(draft, verify, rotation.counts.values, num_prompts)
-
-
-class _Rotation:
-    """A schedule that cycles through the grid, and records rounds until a row has ended."""
-
-    def __init__(self) -> None:
-        self.draft_seconds: dict[int, list[float]] = {length: [] for length in GRID}  # by K
-        self.verify_seconds: defaultdict[int, list[float]] = defaultdict(list)  # by L
-        self.counts = Counts()
-        self.ended = False  # whether a row has: fewer rows cost less
-        self._started = time.perf_counter()
-        self._rounds = self._rows = 0
-        self._order = random.Random(0)
-        self._lengths: list[int] = []
-
-    def has_enough(self) -> bool:
-        """Whether every length of the grid has been timed often enough."""
-        least = 1 if self._is_after(BUDGET) else SAMPLES
-        return min(len(self.draft_seconds[length]) for length in GRID) >= least
-
-    def _is_after(self, seconds: float) -> bool:
-        return time.perf_counter() - self._started > seconds
-
-    def next(self, remaining: int) -> int:
-        # In a new order each time: the first round of a run also encodes the draft's source.
-        self._lengths = self._lengths or self._order.sample(GRID, len(GRID))
-        return min(self._lengths.pop(), remaining - 1)
-
-    def observe(self, outcome: Outcome) -> None:
-        self._rounds += 1
-        self._rows = self._rows or len(outcome.num_drafted)
-        self.ended = len(outcome.num_drafted) < self._rows
-        # The first rounds are slower, and do not count.
-        if self.ended or self._rounds <= (2 if self._is_after(SETTLING) else len(GRID)):
-            return
-        if outcome.num_draft:
-            self.counts.add(outcome)
-        self.draft_seconds.setdefault(outcome.num_draft, []).append(outcome.draft_seconds)
-        length = 1 + max(outcome.num_draft, *outcome.num_drafted)  # drafts are padded
-        self.verify_seconds[length].append(outcome.verify_seconds)
-
-
-def _line(samples: dict[int, list[float]]) -> list[float]:
-    """Return seconds to draft 0 to MAX_DRAFT tokens, fitted by a line: tokens cost the same."""
-    known = sorted(num_draft for num_draft in samples if num_draft)
-    step, base = np.polyfit(known, [min(samples[num_draft]) for num_draft in known], 1)
-    line: list[float] = np.maximum(base + step * np.arange(MAX_DRAFT + 1), 0).tolist()
-    return [min(samples[0]), *line[1:]]
-
-
-def _steps(samples: dict[int, list[float]]) -> list[float]:
-    """Return seconds to verify 1 to 2 MAX_DRAFT + 1 tokens, interpolated between measurements.
-
-    Times never fall with length: a shorter pass can always be padded to a longer one.
-    """
-    known = sorted(samples)
-    measured = [min(samples[length]) for length in known]
-    values = np.minimum.accumulate(measured[::-1])[::-1]
-    slope = (values[-1] - values[0]) / max(known[-1] - known[0], 1)
-    beyond = np.maximum(LENGTHS - known[-1], 0) * slope
-    found: list[float] = (np.interp(LENGTHS, known, values) + beyond).tolist()
-    return found
-
-
-def _read(path: Path) -> Calibration | None:
-    """Return the calibration in a file; None if it is missing or damaged."""
+def _read(path: Path | None) -> tuple[Counts, dict[int, Costs]]:
+    """Return what a file has: counts, and costs by batch size; nothing if missing or damaged."""
+    if path is None:
+        return Counts(), {}
     try:
-        found = Calibration(**json.loads(path.read_text(encoding="utf-8")))
-        tables = [np.array(table, dtype=float) for table in vars(found).values()]
-    except (OSError, ValueError, TypeError):
-        return None
-    whole = [table.shape for table in tables] == SHAPES and min(found.verify_seconds) > 0
-    return found if whole and all(np.isfinite(t).all() and t.min() >= 0 for t in tables) else None
+        found = json.loads(path.read_text(encoding="utf-8"))
+        counts = Counts(found["counts"])
+        costs = {
+            int(size): {int(n): (float(cost), float(seen)) for n, (cost, seen) in known.items()}
+            for size, known in found["costs"].items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return Counts(), {}
+    known = [(n, *each) for lengths in costs.values() for n, each in lengths.items()]
+    whole = counts.values.shape == (5, MAX_DRAFT + 1) and all(
+        0 < n <= len(PASSES) and 0 < cost < math.inf and 0 < seen < math.inf
+        for n, cost, seen in known
+    )
+    if not (whole and np.isfinite(counts.values).all() and counts.values.min() >= 0):
+        return Counts(), {}
+    return counts, {size: Costs(known) for size, known in costs.items()}

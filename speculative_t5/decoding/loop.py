@@ -14,7 +14,7 @@ from .draft_length import Outcome, Schedule
 from .drafters import Drafter, EmptyDrafter
 from .logits import NOTHING_LEFT, TokenHistory
 from .protocols import Encoded, LanguageModel, Session, SharingModel
-from .results import FinishReason, Round, Tally, read
+from .results import FinishReason, Round, Tally, compiled, read
 from .sampling import Groups, Keys, Sampler, final_keys, output_keys, position_keys, round_keys
 from .verify import Verifier
 
@@ -248,8 +248,10 @@ class Batch:
         plan, rows, session = self._plan, self.rows, self._session
         assert session is not None
         limits = [row.limit for row in rows]
-        num_draft = plan.schedule.next(1 + max(limits))
+        num_draft = plan.schedule.next(1 + max(limits), len(rows))
+        first, before = any(row.tally.rounds == 0 for row in rows), compiled()
         lengths: Sequence[int] = [0] * len(rows)
+        width = 0
         began = drafted = time.perf_counter()
         with device.turn():  # a stream may have begun in another thread, or before a fork
             if self._async:
@@ -264,8 +266,9 @@ class Batch:
                     draft = draft.padded(num_draft)
                     read(draft.tokens)
                 drafted, lengths = time.perf_counter(), draft.lengths
+                width = draft.tokens.shape[1]
                 history = TokenHistory(contexts, [row.start for row in rows], draft.tokens)
-                keys = self._verdict_keys(draft.tokens.shape[1])
+                keys = self._verdict_keys(width)
                 found = plan.verifier.verify(session, history, draft, self._groups, keys)
         ended, now = time.perf_counter(), self._now()
         done = [
@@ -274,7 +277,9 @@ class Batch:
         ]
         whole = [i for i, limit in enumerate(limits) if limit >= num_draft]  # may use all of it
         counts = [lengths[i] for i in whole], [done[i].num_accepted for i in whole]
-        plan.schedule.observe(Outcome(num_draft, *counts, drafted - began, ended - drafted))
+        seconds = drafted - began, ended - drafted
+        typical = not first and compiled() == before
+        plan.schedule.observe(Outcome(num_draft, *counts, *seconds, len(rows), 1 + width, typical))
         return done
 
     def _plain(self, session: Session) -> list[tuple[list[int], int]]:

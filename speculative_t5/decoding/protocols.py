@@ -101,7 +101,7 @@ class LanguageModel(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the model and its weights; calibrations are stored under it."""
+        """Identifies the model and its weights; what draft lengths gain is stored under it."""
 
     def start(
         self, prompts: Sequence[Sequence[int]], *, width: int | None = None

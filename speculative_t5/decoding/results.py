@@ -20,6 +20,7 @@ def identity(ids: mx.array) -> mx.array:
 
 class _Thread(threading.local):
     syncs = 0
+    compiled = 0
 
 
 _thread = _Thread()
@@ -34,6 +35,16 @@ def read(array: mx.array) -> list[list[int]]:
 def syncs() -> int:
     """Return how often this thread has called `read`."""
     return _thread.syncs
+
+
+def note_compiled() -> None:
+    """Count a pass that this thread is the first to run in its shape, and compiles."""
+    _thread.compiled += 1
+
+
+def compiled() -> int:
+    """Return how often this thread has compiled a pass."""
+    return _thread.compiled
 
 
 FinishReason = Literal["eos", "length", "stop"]

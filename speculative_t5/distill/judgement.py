@@ -321,7 +321,7 @@ def _measure(
         return []
     prompts = prompts[: max(1, len(warm) - late)]
     total = len(warm) + len(first) + (passes - 1) * len(prompts)
-    turn(prompts[:1], first)  # the first use of everything is slower, and "auto" calibrates
+    turn(prompts[:1], first)  # the first use of everything is slower, and "auto" learns
     if before:
         tried = turn(prompts, before)
         *fixed, auto = before

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from itertools import chain, islice
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, Literal
@@ -46,9 +45,6 @@ from .outputs import Chunk, Generation
 from .steady import steady_width
 
 NO_DRAFT = FixedSchedule(0)
-WARM_UP_TOKENS = 128  # of an output that only serves to measure costs
-
-_calibrating = threading.Lock()  # of the process: other threads would disturb what is measured
 
 
 class SpeculativeDecoder:
@@ -89,7 +85,7 @@ class SpeculativeDecoder:
         draft: LanguageModel | Literal["lookup"] | None = None,
         tokenizer: Tokenizer | None = None,
         *,
-        num_draft: NumDraft = 5,
+        num_draft: NumDraft = "auto",
         delta: float = 0.0,
         verify: VerifyRule = "auto",
         lookup: bool = False,
@@ -122,12 +118,11 @@ class SpeculativeDecoder:
         self.draft_vocab = self._drafting.draft_vocab  # ids that the draft model proposes are below
         self.min_probability = float(getattr(model, "min_probability", 0))  # for `rewrite`
         self._draft_is_implied = False  # and so left out where none may be
-        number = DraftingOptions.num_draft if num_draft == "auto" else num_draft
-        self._schedule = FixedSchedule(int(number))
         # Makes choices the same in all processes that share a target.
         self._broadcast = getattr(model, "broadcast", decoding.identity)
         self._verifier = decoding.Verifier(delta, self._drafting.rule, self._broadcast)
         self._schedules: dict[tuple[object, ...], AdaptiveSchedule] = {}  # by options
+        self._beginning = threading.Lock()  # of one of them
         self._width: int | None = None  # of steady passes, once it is known
 
     @classmethod
@@ -137,7 +132,7 @@ class SpeculativeDecoder:
         model: str | Path,
         draft: str | Path | EllipsisType | None = ...,
         *,
-        num_draft: NumDraft = 5,
+        num_draft: NumDraft = "auto",
         delta: float = 0.0,
         verify: VerifyRule = "auto",
         lookup: bool = False,
@@ -183,7 +178,12 @@ class SpeculativeDecoder:
 
     def __getstate__(self) -> dict[str, object]:
         # Another device has another width and other costs.
-        return self.__dict__ | {"_width": None, "_schedules": {}}
+        state = self.__dict__ | {"_width": None, "_schedules": {}}
+        del state["_beginning"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state | {"_beginning": threading.Lock()}
 
     @takes(SingleOptions)
     def generate(self, prompt: Prompt, options: SingleOptions) -> Generation:
@@ -236,10 +236,8 @@ class SpeculativeDecoder:
     ) -> Iterator[tuple[int, Generation]]:
         """Generate the outputs for any number of prompts; yield index and output as each ends.
 
-        When one of the prompts that are decoded side by side ends, the next takes its row. If
-        `num_draft` is a number, an output depends only on its prompt, its index and the seed, up to
-        rounding. With "auto" all rows share one draft length, on which sampled tokens depend; they
-        follow the target's distribution all the same.
+        When one of the prompts that are decoded side by side ends, the next takes its row. An
+        output depends only on its prompt, its index and the seed, up to rounding.
 
         `prompts` are pairs of an index, at least 0, and a prompt, as `enumerate` makes them. As
         many prompts as rows are taken ahead, with `by_length` `WINDOW` times as many.
@@ -370,35 +368,49 @@ class SpeculativeDecoder:
         self, prompts: Iterable[Indexed], options: GenerationOptions, batch_size: int = 1
     ) -> Iterator[Round]:
         """Check options, and decode prompts."""
-        requests = self.requests(prompts, options)
-        first = list(islice(requests, batch_size)) if self._drafting.num_draft == "auto" else []
-        plan = self.plan(first, speculative=options.speculative)
-        return decoding.decode(self.model, chain(first, requests), plan, batch_size=batch_size)
+        own = self.bind(options)
+        plan = self.plan(own.sampler, speculative=options.speculative)
+        requests = (Request(index, source, own) for index, source in prompts)
+        return decoding.decode(self.model, requests, plan, batch_size=batch_size)
 
-    def _steady_width(self) -> int | None:
-        """Return the width of the target's passes; None if they need not be steady."""
-        drafting = self._drafting
-        if self._width is None and drafting.steady and drafting.num_draft != "auto":
-            self._width = steady_width(self.model, drafting.num_draft + 1)
-        return self._width
-
-    def plan(self, requests: Sequence[Request] = (), *, speculative: bool = True) -> Plan:
+    def plan(self, sampler: decoding.Sampler | None = None, *, speculative: bool = True) -> Plan:
         """Return the plan by which `decode` generates.
 
         Args:
-            requests: To calibrate on if num_draft is "auto". Without any, the default number is
-                drafted then: it does not depend on a row's neighbours, as one that adapts to all
-                rows together does.
+            sampler: That of all rows, whose draft lengths are learned apart if num_draft is "auto".
+                None stands for any.
             speculative: False decodes with the target alone.
         """
         drafter = self.make_drafter() if speculative else None
         if drafter is None:
             return Plan(decoding.EmptyDrafter(), NO_DRAFT, self._verifier, self._steady_width())
         sharing = self.draft if isinstance(self.draft, SharingDraft) else None
-        plan = Plan(drafter, self._schedule, self._verifier, self._steady_width(), sharing)
-        if self._drafting.num_draft != "auto" or not requests:
-            return plan
-        return replace(plan, schedule=self.adaptive_schedule(plan, requests))
+        schedule = self._schedule_for(sampler)
+        return Plan(drafter, schedule, self._verifier, self._steady_width(), sharing)
+
+    def _steady_width(self) -> int | None:
+        """Return the width of the target's passes; None if they need not be steady."""
+        if self._width is None and self.is_steady:
+            self._width = steady_width(self.model, self._drafting.fixed + 1)
+        return self._width
+
+    def _schedule_for(self, sampler: decoding.Sampler | None) -> decoding.Schedule:
+        """Return the schedule of draft lengths, which goes on learning from call to call."""
+        drafting = self._drafting
+        if not drafting.adapts:
+            return FixedSchedule(drafting.fixed)
+        device.enter_thread()  # before the lock, which a fork may leave locked
+        settings: tuple[object, ...] = drafting.lookup, drafting.min_ngram, drafting.max_ngram
+        if sampler is not None:
+            settings += float(sampler.temperature), sampler.top_k, float(sampler.top_p)
+            # A transform takes time, and changes what is accepted.
+            settings += (sampler.transform.summary,) if sampler.transform else ()
+        with self._beginning:
+            if settings not in self._schedules:
+                models = [each.fingerprint if each else None for each in (self.model, self.draft)]
+                found = decoding.stored(*models, self.draft_vocab, *settings)
+                self._schedules[settings] = found
+            return self._schedules[settings]
 
     def make_drafter(self) -> decoding.Drafter | None:
         """Return a drafter, or None where nothing drafts."""
@@ -413,38 +425,6 @@ class SpeculativeDecoder:
         if by_model is None:
             return lookup
         return decoding.CombinedDrafter(by_model, lookup, shared=options.steady)
-
-    def adaptive_schedule(self, plan: Plan, requests: Sequence[Request]) -> AdaptiveSchedule:
-        """Return the schedule for the options of requests, which are alike; measure if not known.
-
-        Where outputs do not depend on draft lengths (greedy and exact), the schedule goes on
-        learning from one call to the next. Elsewhere the same seed must give the same tokens again.
-        """
-        device.enter_thread()  # before the lock, which a fork may leave locked
-        own, verifier, drafting = requests[0].options, plan.verifier, self._drafting
-        sampler = own.sampler
-        sampling = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
-        rule = (verifier.rule, float(verifier.delta))
-        lookups = (drafting.lookup, drafting.min_ngram, drafting.max_ngram)
-        batch_size = 1 << (len(requests) - 1).bit_length()  # the next power of two
-        # A transform takes time, and changes what is accepted.
-        transform = (sampler.transform.summary,) if sampler.transform else ()
-        settings = (*sampling, *rule, *lookups, self.draft_vocab, batch_size, *transform)
-
-        def warm_up(schedule: decoding.Schedule, seed: int) -> Iterator[Round]:
-            brief = replace(own, max_tokens=WARM_UP_TOKENS, seed=seed)
-            timed = replace(plan, schedule=schedule, timed=True)
-            bound = [replace(request, options=brief) for request in requests]
-            return decoding.decode(self.model, bound, timed, batch_size=len(bound))
-
-        with _calibrating:
-            if settings not in self._schedules:
-                models = [each.fingerprint if each else None for each in (self.model, self.draft)]
-                found = decoding.calibrate(warm_up, len(requests), *models, *settings)
-                self._schedules[settings] = AdaptiveSchedule(found)
-            schedule = self._schedules[settings]
-        greedy_and_exact = sampler.greedy and verifier.delta == 0
-        return schedule if greedy_and_exact else AdaptiveSchedule(schedule.calibration)
 
 
 def checked_pair(item: object) -> tuple[int, Prompt]:

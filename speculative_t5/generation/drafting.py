@@ -46,11 +46,8 @@ def pair_up(
 ) -> tuple[LanguageModel | None, DraftingOptions]:
     """Return the draft model, if any, and the options that it implies; refuse a wrong one."""
     is_shared = isinstance(model, T5) and model.num_processes > 1
-    if is_shared and options.num_draft == "auto":
-        raise ValueError(
-            "num_draft 'auto' goes by measured times, and the processes that share a model must "
-            "draft alike: give a number"
-        )
+    if is_shared:  # "auto" goes by measured times, and all processes must draft alike
+        options = replace(options, num_draft=options.fixed)
     if is_shared and options.steady:
         raise ValueError(
             "steady passes are tried out on each machine, and the processes that share a model "

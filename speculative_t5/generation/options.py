@@ -41,6 +41,7 @@ in_sampling, in_output, in_constraints, in_beam_search, in_drafting = (
 )
 
 BATCH, MAX_BATCH = 16, 2**16  # prompts side by side
+NUM_DRAFT = 5  # tokens to draft where "auto" cannot choose
 # Options that are lists, and what they may be given as.
 ITEMS = {
     "suppress_tokens": "a list of ids",
@@ -69,7 +70,6 @@ OTHERS = {
 class GenerationOptions:
     """The options of a call, each in its range.
 
-    With num_draft "auto", a seed gives the same tokens as long as the stored calibration is kept.
     `speculative=False` decodes with the target alone, and `max_new_tokens` is another name for
     `max_tokens`. `repetition_penalty` divides positive logits of the tokens in the output (of a
     decoder-only model also in the prompt), and multiplies negative ones. `bad_words` are ids, or
@@ -289,7 +289,10 @@ class BatchOptions(GenerationOptions):
 class DraftingOptions:
     """How a decoder drafts and verifies.
 
-    With num_draft "auto", costs are measured once, on the first prompt. When sampling, a drafted x
+    With num_draft "auto", the length follows the costs and acceptance of the rounds so far, which
+    are kept for later processes. It is NUM_DRAFT where outputs depend on it (with a delta, or with
+    verify "token" or "block"), where passes have one width (steady), and where processes that share
+    a model must draft alike. When sampling, a drafted x
     is accepted with probability min(1, p(x) / q(x) + delta); at temperature 0, if the target gives
     it at least (1 - delta) times the largest probability. Three rules verify sampled tokens, all of
     them exact: by "coupled" a seed gives the tokens of plain decoding; "token" and "block", which
@@ -302,9 +305,9 @@ class DraftingOptions:
     """
 
     num_draft: NumDraft = in_drafting(
-        5,
-        "Tokens to draft for each pass of the target: a number; or auto, which measures what "
-        "they cost here and chooses for each pass.",
+        "auto",
+        "Tokens to draft for each pass of the target: a number; or auto, which learns what they "
+        "cost and gain here and chooses for each pass, 0 where drafting does not pay.",
     )
     lookup: bool = in_drafting(
         False,
@@ -356,16 +359,21 @@ class DraftingOptions:
             raise ValueError(
                 f"num_draft must be an integer of at least 1 or 'auto', got {number!r}"
             )
-        if self.steady and number == "auto":
-            raise ValueError(
-                "steady needs passes of one width, and num_draft 'auto' has several: "
-                "give num_draft as a number"
-            )
         if self.steady and self.delta > 0:
             raise ValueError(
                 f"steady outputs are the same for any draft, and delta {self.delta} lets them "
                 "depend on it: leave out one of the two"
             )
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the number of drafted tokens changes from pass to pass."""
+        return self.num_draft == "auto" and self.rule == "coupled" and not self.steady
+
+    @property
+    def fixed(self) -> int:
+        """The number of tokens to draft where it does not change."""
+        return NUM_DRAFT if self.num_draft == "auto" else self.num_draft
 
     @property
     def rule(self) -> Rule:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import mlx.core as mx
 
 from .. import device
+from ..decoding import note_compiled
 from .cache import (
     SMALLEST,
     EncodedPrompt,
@@ -207,6 +208,7 @@ class CompiledDecoder:
         shape = output, vocab_size, tokens.shape, offsets.size, widths, mask is None
         function = functions.pop(shape, None)
         if function is None:
+            note_compiled()
             function = mx.compile(partial(self._pass, output, vocab_size))
             if len(functions) >= MAX_SHAPES:
                 del functions[next(iter(functions))]

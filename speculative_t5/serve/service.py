@@ -120,7 +120,7 @@ class Service:
 
     Each call has options of its own. What it gets does not depend on its neighbours, up to
     rounding: it is what `SpeculativeDecoder.generate_batch` gives for its prompts with the same
-    options. If the decoder's `num_draft` is "auto", it is what the default number gives.
+    options.
 
     `load` makes the decoder, in the thread that owns the device. There are `batch_size` rows, of
     which a steady decoder has one. Calls wait in a queue of `max_queue` outputs, and take turns:
