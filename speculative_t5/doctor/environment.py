@@ -71,7 +71,7 @@ def device(subject: Subject) -> Finding:
     notes = [
         ", ".join(f"{name.replace('_', ' ')} {_size(limit)}" for name, limit in limits.items())
         + (f"; at most {buffers:,} buffers" if buffers else ""),
-        f"the target computes in {details['default_dtype']} by default: {reason}",
+        f"{details['default_dtype']} by default: {reason}",
     ]
     return Finding("device", "ok", found, notes, details)
 
