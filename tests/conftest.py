@@ -6,15 +6,18 @@ import functools
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 # Read by the package as MLX is loaded: on a Mac, too, tests compute on the CPU.
-os.environ["SPECULATIVE_T5_DEVICE"] = os.environ.get("SPECULATIVE_T5_TEST_DEVICE", "cpu")
+os.environ["SPECULATIVE_T5_DEVICE"] = (
+    "gpu" if os.environ.get("SPECULATIVE_T5_TEST_DEVICE") == "gpu" else "cpu"
+)
 
-from speculative_t5 import SpeculativeDecoder
+from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.loading import load
 from speculative_t5.cpu import accelerate
@@ -42,18 +45,23 @@ os.environ["SPECULATIVE_T5_TIPS"] = "0"  # a machine's lacks add no lines to out
 
 # The processes that tests start stay on the CPU, whose outputs in float32 are known. So do tests
 # marked `cpu` if others are to use the GPU.
-CHOSEN = mx.default_device()
+IMITATED = os.environ.get("SPECULATIVE_T5_TEST_DEVICE") == "imitated"  # the CPU, taken for a GPU
+CHOSEN, ON_CPU = mx.default_device(), device.on_cpu
 os.environ["SPECULATIVE_T5_DEVICE"] = "cpu"
 
 
 def pytest_report_header() -> str:
-    return f"MLX computes on {CHOSEN}"
+    return f"MLX computes on {CHOSEN}{', taken for a GPU' * IMITATED}"
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures make models
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # For all threads: MLX has one default device, and each thread its own streams on it.
-    mx.set_default_device(mx.cpu if item.get_closest_marker("cpu") else CHOSEN)
+    needs_cpu = item.get_closest_marker("cpu") is not None
+    mx.set_default_device(mx.cpu if needs_cpu else CHOSEN)
+    device.on_cpu = (lambda: False) if IMITATED and not needs_cpu else ON_CPU
+    if item.get_closest_marker("linux") and not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux")
 
 
 @pytest.fixture(scope="session")

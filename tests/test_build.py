@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="extensions are for Linux")
 BUILT_FROM = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "weights")
 TEXTS = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "convert.py")
 FOLDERS = ("docs", "notebooks", "scripts", "tests")
@@ -87,7 +86,7 @@ print(np.allclose(np.array(mx.array(x) @ mx.array(x.T)), x @ x.T, atol=1e-4))
 """
 
 
-@LINUX
+@pytest.mark.linux
 def test_mlx_gets_openblas_without_a_compiler(installed: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", USES_BLAS], cwd=installed, capture_output=True, text=True,
@@ -114,7 +113,7 @@ def test_source_distribution_has_everything_that_tests_need(source: Path) -> Non
     assert not {name for name in given if name.endswith((".so", ".pyc"))}
 
 
-@LINUX
+@pytest.mark.linux
 def test_package_is_built_where_openblas_cannot_be_copied(source: Path, tmp_path: Path) -> None:
     (tmp_path / "patchelf").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "patchelf").chmod(0o755)

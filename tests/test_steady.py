@@ -67,6 +67,7 @@ def test_outputs_are_the_same_with_any_draft(
     assert drafted != plain, "without it, some outputs depend on the draft"
 
 
+@pytest.mark.linux  # rows of float32 products of any number are alike
 def test_rows_that_are_left_over_take_a_wider_pass() -> None:
     model, draft = near_ties("t5", kernels=Leftovers)
     assert [n for n in range(1, 18) if rows_are_alike(model, n)] == [*range(1, 9), 16]

@@ -326,7 +326,7 @@ for path in sorted(attacks.iterdir()):
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.linux  # reads /proc
 def test_attacks_of_few_bytes_take_neither_time_nor_memory(tmp_path: Path) -> None:
     """Nor does a file of 120 MB take much more memory than a small one.
 
