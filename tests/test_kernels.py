@@ -3,12 +3,16 @@
 import io
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from speculative_t5.cpu import layers
 from speculative_t5.models.t5 import T5, CrossAttention, FeedForward, SelfAttention
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from conftest import tiny_model
 
@@ -30,20 +34,65 @@ def operations(*arrays: mx.array) -> Counter[str]:
     return Counter(re.findall(r'label ?= ?"([A-Za-z0-9]+)', graph.getvalue()))
 
 
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Let passes be traced operation by operation."""
+    mx.disable_compile()
+    try:
+        yield
+    finally:
+        mx.enable_compile()
+
+
 @pytest.mark.parametrize("length", [1, 6])
 def test_a_layer_writes_its_cache_once_and_adds_its_products_to_their_input(length: int) -> None:
     model = plain(layers=3)
     session, _ = model.start(PROMPTS[:1])
     tokens = mx.zeros((1, length), mx.int32)
     mx.eval(session.step(tokens))
-    mx.disable_compile()
-    try:
+    with uncompiled():
         found = operations(session.step(tokens))
-    finally:
-        mx.enable_compile()
     assert found["DynamicSliceUpdate"] == 3 and found["AddMM"] == 3 * 3
     # Keys and values are views: nothing is gathered but the embedding and the position bias.
     assert found["Gather"] == 2
+
+
+@pytest.mark.parametrize("lengths", [[3, 3], [3, 1]])
+@pytest.mark.parametrize("length", [1, 4])
+def test_masks_of_several_rows_are_made_once_and_in_row_major_order(
+    lengths: list[int], length: int
+) -> None:
+    """MLX's attention on Metal would copy them in every layer."""
+    model, masks = plain(layers=3), list[mx.array]()
+
+    def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
+        masks.append(mask)
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
+
+    session, _ = model.start(PROMPTS)
+    mx.eval(session.step(mx.zeros((2, 3), mx.int32)))
+    session.truncate(lengths)
+    for layer in model.decoder.layers:
+        layer.self_attention.attend = layer.cross_attention.attend = attend
+    model.recompile()
+    session._decoder = model.compiled
+    with uncompiled():
+        mx.eval(session.step(mx.zeros((2, length), mx.int32)))
+    assert len(masks) == 3 * 2 and len({id(mask) for mask in masks}) == 2
+    for mask in masks:
+        assert mask.shape == (2, 2, length, mask.shape[3])
+        assert memoryview(np.array(mask)).strides == memoryview(mask).strides
+
+
+@pytest.mark.skipif(layers.library is None, reason="built without a C++ compiler")
+def test_the_c_parts_do_not_make_masks_that_they_do_not_read() -> None:
+    model = tiny_model(vocab_size=20, layers=2)
+    session, _ = model.start(PROMPTS)
+    mx.eval(session.step(mx.zeros((2, 3), mx.int32)))
+    session.truncate([3, 1])
+    with uncompiled():
+        found = operations(session.step(mx.zeros((2, 2), mx.int32)))
+    assert not found.keys() & {"Contiguous", "Gather", "Maximum"}, found
 
 
 class Doubled(nn.Module):

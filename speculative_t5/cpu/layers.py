@@ -55,11 +55,12 @@ class FusedDecoderLayer(t5.DecoderLayer):
         bias: t5.Bias,
         cache: mx.array | None,
         source: mx.array,
-        mask: mx.array | None,
+        padding: t5.Padding | None,
     ) -> tuple[mx.array, mx.array]:
         own, cross = self.self_attention, self.cross_attention
+        mask = None if padding is None else padding.mask
         if cache is None or not (_fits(self) and _usable(x, bias.table, source, mask, cache)):
-            return super().__call__(x, bias, cache, source, mask)
+            return super().__call__(x, bias, cache, source, padding)
         x, cache = library.decoder_attention(
             x, self.self_norm.weight, own.qkv.weight, own.out.weight, bias.table, cache,
             bias.offsets, self.self_norm.eps,

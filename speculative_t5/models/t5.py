@@ -73,22 +73,46 @@ class Bias(NamedTuple):
     mask: mx.array | None  # additive, of padding, (B, 1, 1, T)
 
 
+class Padding(NamedTuple):
+    """The additive mask of sources' padding, as attention reads it, and what that is made of."""
+
+    scores: mx.array  # (P, H, L, T), or for a single source as `mask`; costs as `Bias.scores`
+    mask: mx.array  # (P, 1, 1, T)
+
+
 def position_biases(
     tables: Sequence[mx.array],
     offsets: mx.array,
     num_queries: int,
     num_keys: int,
     mask: mx.array | None = None,
+    batch: int = 1,
 ) -> Iterator[Bias]:
-    """Yield each layer's bias of L queries against keys 0 to T - 1, without end; see `Bias`."""
+    """Yield each layer's bias of L queries against keys 0 to T - 1, without end; see `Bias`.
+
+    With a batch, scores are of all its rows, see `for_each_row`.
+    """
     reach = tables[0].shape[1] // 2
     queries = offsets[:, None, None] + mx.arange(num_queries)[:, None]
     index = mx.clip(mx.arange(num_keys) - queries, -reach, reach) + reach
     biases = []
     for table in tables:
         scores = mx.take(table, index, axis=1).swapaxes(0, 1)
-        biases.append(Bias(scores if mask is None else scores + mask, table, offsets, mask))
+        scores = scores if mask is None else scores + mask
+        scores = for_each_row(scores, batch, scores.shape[1], num_queries)
+        biases.append(Bias(scores, table, offsets, mask))
     return cycle(biases)  # one serves all layers, or each has its own
+
+
+def for_each_row(mask: mx.array, batch: int, num_heads: int, num_queries: int) -> mx.array:
+    """Make an additive mask (B, H, L, T) of one that is 1 along some of these axes.
+
+    Of several rows, MLX's attention on Metal copies any mask that is not in row-major order, in
+    every layer. A single row's is returned as it is.
+    """
+    if batch == 1:
+        return mask
+    return mx.contiguous(mx.broadcast_to(mask, (batch, num_heads, num_queries, mask.shape[-1])))
 
 
 def relative_position_bucket(
@@ -255,10 +279,11 @@ class DecoderLayer(nn.Module):
         bias: Bias,
         cache: mx.array | None,
         source: mx.array,
-        mask: mx.array | None,
+        padding: Padding | None,
     ) -> tuple[mx.array, mx.array]:
         """Run one layer over new positions, or over whole sequences without a cache."""
         x, cache = self.self_attention(x, self.self_norm(x), bias, cache)
+        mask = None if padding is None else padding.scores
         x = self.cross_attention(x, self.cross_norm(x), source, mask)
         return self.feed_forward(x, self.feed_forward_norm(x)), cache
 
@@ -308,10 +333,16 @@ class Decoder(nn.Module):
         what `read` returned, for B / P consecutive rows each; `mask` is additive, of their padding,
         (P, 1, 1, T of the sources). See `Bias` for `offsets`, `PositionBias` for `tables`.
         """
-        biases = position_biases(tables, offsets, x.shape[1], cache[0].shape[-2])
+        batch, length, _ = x.shape
+        _, _, num_heads, capacity, _ = cache[0].shape
+        biases = position_biases(tables, offsets, length, capacity, batch=batch)
+        padding = None
+        if mask is not None:
+            queries = batch * length // len(mask)
+            padding = Padding(for_each_row(mask, len(mask), num_heads, queries), mask)
         written: list[mx.array] = []
         for layer, bias, kv, source in zip(self.layers, biases, cache, sources, strict=False):
-            x, kv = layer(x, bias, kv, source, mask)
+            x, kv = layer(x, bias, kv, source, padding)
             written.append(kv)
         return x, written
 
@@ -319,8 +350,9 @@ class Decoder(nn.Module):
         """Run all layers over whole sequences (B, L, d_model), so that gradients can be taken."""
         length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
         biases = position_biases(self.position_bias.tables(), start, length, length)
+        padding = None if mask is None else Padding(mask, mask)
         for layer, bias in zip(self.layers, biases, strict=False):
-            x, _ = layer(x, bias, None, layer.cross_attention.keys_values(memory), mask)
+            x, _ = layer(x, bias, None, layer.cross_attention.keys_values(memory), padding)
         return x
 
 
