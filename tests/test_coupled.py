@@ -3,11 +3,25 @@
 That proves it exact, as plain decoding samples each position from the target by itself.
 """
 
+from dataclasses import replace
+from functools import partial, partialmethod
 from itertools import cycle
+from typing import Any
 
-from speculative_t5.decoding import EmptyDrafter, FixedSchedule, Plan, Request, RowOptions, Verifier
+from speculative_t5 import SpeculativeDecoder, device
+from speculative_t5.decoding import (
+    EmptyDrafter,
+    FixedSchedule,
+    Plan,
+    Request,
+    RowOptions,
+    Verifier,
+    decode,
+    loop,
+)
 from speculative_t5.decoding.draft_length import Outcome
 from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.generation import GenerationOptions
 
 import pytest
 from conftest import KINDS, tiny_pair, unrelated_pair
@@ -66,3 +80,50 @@ def test_a_draft_that_is_the_target_is_accepted_whole() -> None:
         out = decoder.generate([10, 1], seed=seed, **options)
         assert (out.stats.acceptance_rate, out.stats.rounds) == (1, 10)
         assert len(set(out.tokens)) > 20, "each position has noise of its own"
+
+
+class Lengths(Cycle):
+    """Draft lengths that are given."""
+
+    def __init__(self, *lengths: int) -> None:
+        super().__init__()
+        self._lengths = cycle(lengths)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["t5", "qwen3", "sharing"])
+def test_a_gpu_begins_the_next_plain_pass_before_it_reads_the_last_token(
+    kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no drafter, with one that is not asked, and between drafts, of which none suffers."""
+    target, draft = tiny_pair(kind, vocab_size=40, layers=2, seed=3)
+    decoder = SpeculativeDecoder(target, draft)
+    options = GenerationOptions(max_tokens=24, temperature=temperature)
+    requests = [*decoder.requests([(0, [10, 1])], options)]
+    events: list[str] = []
+    session, read = type(target.start([[10, 1]])[0]), loop.read
+
+    def noted(name: str, call: Any, *args: Any, **keywords: Any) -> Any:
+        events.append(name)
+        return call(*args, **keywords)
+
+    def noted_step(self: Any, call: Any, *args: Any, **keywords: Any) -> Any:
+        return noted("step", call, self, *args, **keywords)
+
+    for name in ("step",) if kind == "qwen3" else ("step", "step_argmax"):
+        monkeypatch.setattr(session, name, partialmethod(noted_step, getattr(session, name)))
+    monkeypatch.setattr(loop, "read", partial(noted, "read", read))
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    outputs = []
+    for plan in (
+        decoder.plan(speculative=False),
+        replace(decoder.plan(), schedule=Lengths(0)),
+        replace(decoder.plan(), schedule=Lengths(0, 0, 3)),
+    ):
+        events.clear()
+        *_, last = decode(target, requests, plan, batch_size=1)
+        outputs.append(last.output)
+        if not last.stats.drafted:
+            assert events[:4] == ["step", "step", "read", "step"], "one pass is always under way"
+            assert events[-2:] == ["read", "read"] or last.finish_reason == "eos"
+    assert outputs[0] == outputs[1] == outputs[2] and len(outputs[0]) > 8

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import device
 from .draft_length import Outcome, Schedule
-from .drafters import Drafter, EmptyDrafter
+from .drafters import Drafter
 from .logits import NOTHING_LEFT, TokenHistory
 from .protocols import Encoded, LanguageModel, Session, SharingModel
 from .results import FinishReason, Round, Tally, compiled, read
@@ -199,7 +199,7 @@ class Batch:
         # Of the present rows:
         self._groups = Groups([])
         self._output_keys = mx.zeros((0, 2), dtype=mx.uint32)  # of rows, where any are sampled
-        self._async = False  # whether the next pass may begin before this one is read
+        self._async = False  # whether a next pass without a draft may begin before one is read
         self._next_tokens: mx.array | None = None  # (B, 1) int32, of a pass that was begun early
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -249,17 +249,18 @@ class Batch:
         assert session is not None
         limits = [row.limit for row in rows]
         num_draft = plan.schedule.next(1 + max(limits), len(rows))
-        first, before = any(row.tally.rounds == 0 for row in rows), compiled()
+        first, before, typical = any(row.tally.rounds == 0 for row in rows), compiled(), True
         lengths: Sequence[int] = [0] * len(rows)
         width = 0
         began = drafted = time.perf_counter()
         with device.turn():  # a stream may have begun in another thread, or before a fork
-            if self._async:
+            contexts = [row.context for row in rows]
+            keys = self._keys(num_draft)
+            draft = plan.drafter.propose(contexts, num_draft, self._groups, keys)
+            if self._async and num_draft == 0:
                 found = self._plain(session)
             else:
-                contexts = [row.context for row in rows]
-                keys = self._keys(num_draft)
-                draft = plan.drafter.propose(contexts, num_draft, self._groups, keys)
+                typical, self._next_tokens = self._next_tokens is None, None
                 # Each row by its own limit: its draft is the same whatever its neighbours are.
                 draft = draft.limited(limits)
                 if plan.timed:  # a pass must not take longer the more a lookup happens to find
@@ -278,7 +279,7 @@ class Batch:
         whole = [i for i, limit in enumerate(limits) if limit >= num_draft]  # may use all of it
         counts = [lengths[i] for i in whole], [done[i].num_accepted for i in whole]
         seconds = drafted - began, ended - drafted
-        typical = not first and compiled() == before
+        typical = typical and not first and compiled() == before
         plan.schedule.observe(Outcome(num_draft, *counts, *seconds, len(rows), 1 + width, typical))
         return done
 
@@ -365,10 +366,9 @@ class Batch:
         self._groups = Groups([row.request.options.sampler for row in self.rows])
         if not self._groups.greedy:
             self._output_keys = mx.array(np.stack([row.output_keys() for row in self.rows]))
-        # On a CPU T5's compiled passes leave the host little to do meanwhile. A subclass may draft.
-        plain = type(self._plan.drafter) is EmptyDrafter
+        # On a CPU T5's compiled passes leave the host little to do meanwhile.
         pays = self._model.info.is_decoder_only or not device.on_cpu()
-        self._async = plain and pays and not self._groups.transforms
+        self._async = pays and not self._groups.transforms
 
     def _keys(self, num_draft: int) -> Keys:
         """Return keys for drafting, (B, num_draft, 2)."""
