@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # rich takes time to import
 SLOW = 3.0  # seconds
 SLOW_START = (
     "the first tokens take long: on a CPU, MLX compiles its kernels once after a restart of the "
-    "machine, for up to half a minute; --num-draft auto measures a pair once; or the model is large"
+    "machine, for up to half a minute; or the model is large"
 )
 MAX_NAMED = 5  # characters that a vocabulary lacks
 FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
