@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from speculative_t5 import device
 from speculative_t5.cpu import layers
+from speculative_t5.models import sample_weights
 from speculative_t5.models.t5 import T5, CrossAttention, FeedForward, SelfAttention
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from conftest import tiny_model
+from conftest import tiny_model, tiny_sharing
 
 PROMPTS = [[5, 9, 7, 1], [6, 1]]
 
@@ -129,3 +131,51 @@ def test_layers_that_are_not_plain_matrices_are_called(kind: type[nn.Module]) ->
     assert mx.allclose(logits(Doubled), logits(scaled), atol=1e-4)
     assert mx.allclose(logits(lambda layer: biased(layer, 0.0)), before, atol=1e-4)
     assert not mx.allclose(logits(lambda layer: biased(layer, 5.0)), before, atol=1e-2)
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+@pytest.mark.parametrize("size", [16, 64])
+def test_heads_without_a_kernel_are_padded_on_a_gpu(
+    size: int, sharing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outputs are those of the heads as they are, and so are the weights that are kept."""
+    model: Any = plain(layers=2, d_kv=size, gated=True)
+    draft = tiny_sharing(model) if sharing else model
+    tokens = mx.array([[0, 3, 4, 8], [0, 6, 2, 7]])
+
+    def logits() -> list[mx.array]:
+        draft.recompile()
+        model.recompile()
+        sessions = draft.start_both(PROMPTS)[:2] if sharing else draft.start(PROMPTS)[:1]
+        return [session.step(tokens[:, part]) for part in (slice(3), slice(3, 4))
+                for session in sessions]  # fmt: skip
+
+    before, expected, sample = model.fingerprint, logits(), sample_weights(model)
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    found = logits()
+    assert {layer.shape[-1] for layer in draft.start(PROMPTS)[0]._cache.layers} == {64}
+    for ours, theirs in zip(found, expected, strict=True):
+        assert mx.allclose(ours, theirs, atol=1e-4)
+        assert mx.array_equal(mx.argmax(ours, axis=-1), mx.argmax(theirs, axis=-1))
+    assert model.fingerprint == before and sample_weights(model) == sample
+    assert model.decoder.layers[0].cross_attention.kv.weight.shape[0] == 2 * 2 * size
+    assert (model.compiled.decoder is model.decoder) == (size == 64)
+
+
+def test_padded_heads_follow_changed_weights_and_leave_other_layers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    model, tokens = plain(layers=2), mx.array([[0, 3, 4]])
+    before = model.start(PROMPTS[:1])[0].step(tokens)
+    model.decoder.layers[1].self_attention.out.weight *= 2
+    model.recompile()
+    after = model.start(PROMPTS[:1])[0].step(tokens)
+    assert not mx.allclose(after, before, atol=1e-2)
+    assert mx.allclose(after, model(mx.array(PROMPTS[:1]), tokens), atol=1e-4)
+    attention = model.decoder.layers[1].cross_attention
+    attention.q = Doubled(attention.q)
+    model.recompile()
+    assert model.compiled.decoder is model.decoder
+    doubled = model.start(PROMPTS[:1])[0].step(tokens)
+    assert mx.allclose(doubled, model(mx.array(PROMPTS[:1]), tokens), atol=1e-4)

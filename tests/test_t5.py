@@ -4,7 +4,8 @@ import gc
 from typing import Any
 
 from speculative_t5.models import t5_session
-from speculative_t5.models.t5 import T5, FeedForward, relative_position_bucket
+from speculative_t5.models.position_bias import relative_position_bucket
+from speculative_t5.models.t5 import T5, FeedForward
 
 import mlx.core as mx
 import numpy as np

@@ -5,19 +5,18 @@ states are (B, L, d_model). A layer normalizes its input and adds its output: x 
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
-from itertools import cycle
-from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from .. import device
 from ..decoding import Broadcast, ModelInfo, argmax, fingerprint, identity
 from .cache import additive, resized, write
 from .config import Activation, Quantization, T5Config
+from .position_bias import Bias, Padding, PositionBias, for_each_row, position_biases
 from .t5_session import CompiledDecoder, HeadOutput, T5Session, read_sources
 
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
@@ -28,117 +27,6 @@ ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
 }
 
 COMPILING = threading.Lock()  # held while any model's compiled decoder is made or dropped
-
-
-class PositionBias(nn.Module):
-    """Relative position bias of a stack: one for all layers, or one for each (umt5)."""
-
-    def __init__(self, config: T5Config, *, bidirectional: bool) -> None:
-        super().__init__()
-        depth = config.num_layers if bidirectional else config.num_decoder_layers
-        num_buckets = config.relative_attention_num_buckets
-        reach = config.relative_attention_max_distance
-        own = depth if config.bias_per_layer else 1
-        self.bidirectional = bidirectional
-        self.relative = np.arange(-reach, reach + 1)
-        self.buckets = relative_position_bucket(
-            self.relative, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=reach
-        )
-        self.num_buckets = num_buckets
-        self.weight = mx.zeros((own * num_buckets, config.num_heads))  # a block of rows for each
-
-    def tables(self) -> list[mx.array]:
-        """Bias by relative position, from -max_distance to max_distance; it is flat beyond.
-
-        It is (H, 2 * max_distance + 1) for each layer, or a single one that all layers share; -inf
-        for keys ahead of the query in a causal stack.
-        """
-        tables = []
-        # Lists, as nanobind may lose a Ctrl-C while it converts a numpy array.
-        buckets, ahead = (mx.array(each.tolist()) for each in (self.buckets, self.relative > 0))
-        for weight in self.weight.reshape(-1, self.num_buckets, self.weight.shape[1]):
-            table = weight[buckets].T
-            if not self.bidirectional:
-                table = mx.where(ahead, mx.array(-mx.inf, table.dtype), table)
-            tables.append(mx.contiguous(table))
-        return tables
-
-
-class Bias(NamedTuple):
-    """What a layer adds to the scores of attention, and what that is made of."""
-
-    scores: mx.array  # (B or 1, H, L, T); as MLX is lazy, it costs nothing where it is not used
-    table: mx.array  # (H, 2 * max_distance + 1), see `PositionBias.tables`
-    offsets: mx.array  # position of each row's first query, (B,) or (1,) int32
-    mask: mx.array | None  # additive, of padding, (B, 1, 1, T)
-
-
-class Padding(NamedTuple):
-    """The additive mask of sources' padding, as attention reads it, and what that is made of."""
-
-    scores: mx.array  # (P, H, L, T), or for a single source as `mask`; costs as `Bias.scores`
-    mask: mx.array  # (P, 1, 1, T)
-
-
-def position_biases(
-    tables: Sequence[mx.array],
-    offsets: mx.array,
-    num_queries: int,
-    num_keys: int,
-    mask: mx.array | None = None,
-    batch: int = 1,
-) -> Iterator[Bias]:
-    """Yield each layer's bias of L queries against keys 0 to T - 1, without end; see `Bias`.
-
-    With a batch, scores are of all its rows, see `for_each_row`.
-    """
-    reach = tables[0].shape[1] // 2
-    queries = offsets[:, None, None] + mx.arange(num_queries)[:, None]
-    index = mx.clip(mx.arange(num_keys) - queries, -reach, reach) + reach
-    biases = []
-    for table in tables:
-        scores = mx.take(table, index, axis=1).swapaxes(0, 1)
-        scores = scores if mask is None else scores + mask
-        scores = for_each_row(scores, batch, scores.shape[1], num_queries)
-        biases.append(Bias(scores, table, offsets, mask))
-    return cycle(biases)  # one serves all layers, or each has its own
-
-
-def for_each_row(mask: mx.array, batch: int, num_heads: int, num_queries: int) -> mx.array:
-    """Make an additive mask (B, H, L, T) of one that is 1 along some of these axes.
-
-    Of several rows, MLX's attention on Metal copies any mask that is not in row-major order, in
-    every layer. A single row's is returned as it is.
-    """
-    if batch == 1:
-        return mask
-    return mx.contiguous(mx.broadcast_to(mask, (batch, num_heads, num_queries, mask.shape[-1])))
-
-
-def relative_position_bucket(
-    relative: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
-) -> np.ndarray:
-    """Buckets of relative positions (T5, section 2.1): half exact, half growing by logarithm.
-
-    `relative` is the key's position minus the query's, integers of any shape; the buckets, int32,
-    have that shape. Keys after the query have buckets of their own if `bidirectional` (the
-    encoder); `num_buckets` is that of both directions together. The last bucket holds everything
-    from `max_distance` on.
-
-    Example:
-        With 32 buckets up to 128 and `bidirectional=False`, the key 3 places before the query
-        (relative -3) is in bucket 3, the one 100 places before in bucket 30.
-    """
-    distance, offset = np.maximum(-relative, 0), np.zeros_like(relative)
-    if bidirectional:
-        num_buckets //= 2
-        distance, offset = np.abs(relative), np.where(relative > 0, num_buckets, 0)
-    exact = num_buckets // 2
-    # float32 throughout, as the models were trained: float64 rounds some powers of 2 otherwise.
-    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
-    scaled = ratio / np.float32(np.log(max_distance / exact)) * np.float32(num_buckets - exact)
-    far = np.minimum(exact + scaled.astype(np.int32), num_buckets - 1)
-    return np.asarray(offset + np.where(distance < exact, distance, far), dtype=np.int32)
 
 
 def split_heads(x: mx.array, parts: int, num_heads: int) -> mx.array:
@@ -155,11 +43,16 @@ def join_heads(x: mx.array) -> mx.array:
 
 def add_product(x: mx.array, layer: nn.Module, y: mx.array) -> mx.array:
     """Return x + layer(y), (B, L, d_model), in one operation if the layer is a plain matrix."""
-    if type(layer) is not nn.Linear or "bias" in layer:
+    if not is_matrix(layer):
         out: mx.array = x + layer(y)
         return out
     rows = mx.addmm(x.reshape(-1, x.shape[2]), y.reshape(-1, y.shape[2]), layer.weight.T)
     return rows.reshape(x.shape)
+
+
+def is_matrix(layer: nn.Module) -> bool:
+    """Whether a layer is a plain product: not quantized, split, wrapped or with a bias."""
+    return type(layer) is nn.Linear and "bias" not in layer
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
@@ -310,9 +203,33 @@ class Decoder(nn.Module):
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
+        self.head_size = config.d_kv
         self.position_bias = PositionBias(config, bidirectional=False)
         self.layers = [DecoderLayer(config) for _ in range(config.num_decoder_layers)]
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+
+    def padded(self, head_size: int) -> "Decoder":
+        """Return a decoder that computes the same with heads of a larger size, padded by zeros.
+
+        It has this one's arrays but for those of attention; it is this one if some of those belong
+        to layers that are not plain matrices.
+        """
+        padded = copy(self)
+        padded.layers = [copy(layer) for layer in self.layers]
+        for layer in padded.layers:
+            for name in ("self_attention", "cross_attention"):
+                attention = layer[name] = copy(layer[name])
+                for part, product in attention.children().items():
+                    if not is_matrix(product):
+                        return self
+                    attention[part] = copy(product)
+                    weight = product.weight if part == "out" else product.weight.T
+                    heads = weight.reshape(len(weight), -1, self.head_size)
+                    wider = mx.pad(heads, [(0, 0), (0, 0), (0, head_size - self.head_size)])
+                    wider = wider.reshape(len(weight), -1)
+                    attention[part].weight = wider if part == "out" else mx.contiguous(wider.T)
+        padded.head_size = head_size
+        return padded
 
     def read(self, memory: mx.array, width: int) -> list[mx.array]:
         """Return each layer's `CrossAttention.keys_values`."""
@@ -429,8 +346,9 @@ class CompiledModel(nn.Module):
     ) -> tuple[T5Session, list[list[int]]]:
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
         device.enter_thread()
-        decoder = self.compiled  # first, as it evaluates the weights
-        session = T5Session(decoder, partial(read_sources, self, [self.decoder]), prompts, width)
+        compiled = self.compiled  # first, as it evaluates the weights
+        encode = partial(read_sources, self, [compiled.decoder])
+        session = T5Session(compiled, encode, prompts, width)
         return session, session.contexts
 
 

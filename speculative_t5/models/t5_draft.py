@@ -86,7 +86,7 @@ class SharingDraft(CompiledModel):
         device.enter_thread()
         target = self.target
         decoder, own = target.compiled, self.compiled
-        encode = partial(read_sources, target, [target.decoder, self.decoder])
+        encode = partial(read_sources, target, [decoder.decoder, own.decoder])
         session = T5Session(decoder, encode, prompts, width)
         return session, SharingSession(own, session), session.contexts
 

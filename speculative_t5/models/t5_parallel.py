@@ -17,7 +17,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from .. import distributed
 from .config import T5Config
-from .t5 import T5, CrossAttention, PositionBias, SelfAttention
+from .position_bias import PositionBias
+from .t5 import T5, CrossAttention, SelfAttention
 
 
 class Split(NamedTuple):

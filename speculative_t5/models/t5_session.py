@@ -29,6 +29,10 @@ ENCODED_TOKENS, ENCODED_TOKENS_CPU = 512, 128
 
 MAX_SHAPES = 100  # that a thread keeps compiled for a model at a time
 
+# Sizes of heads for which Metal has a kernel of attention to few queries (read in MLX's sources):
+# on a GPU smaller heads are padded to the next.
+HEAD_SIZES = 64, 96, 128
+
 Prompts = Sequence[Sequence[int]]  # source ids, EOS included
 HeadOutput = Literal["logits", "argmax"]
 Pass = Callable[..., tuple[mx.array, list[mx.array]]]
@@ -46,15 +50,17 @@ class T5Session:
         encode: Callable[[Prompts], SourceCache],
         prompts: Prompts,
         width: int | None = None,
+        first: int = 0,
     ) -> None:
         model = decoder.model
-        config, depth = model.config, model.config.num_decoder_layers
-        self._start = config.decoder_start_token_id
+        depth = model.config.num_decoder_layers
+        self._start = model.config.decoder_start_token_id
         self._encode = encode
         self._sources = encode(prompts)
         self._decoder = decoder
-        self._layers = slice(depth)
-        shape = (2, len(self._sources.lengths), model.num_heads, SMALLEST, config.d_kv)
+        self._layers = slice(first, first + depth)  # of the sources, as `encode` gives them
+        batch, size = len(self._sources.lengths), decoder.decoder.head_size
+        shape = 2, batch, model.num_heads, SMALLEST, size
         self._cache = KVCache([mx.zeros(shape, model.dtype) for _ in range(depth)], width)
 
     @property
@@ -100,8 +106,7 @@ class SharingSession(T5Session):
     """
 
     def __init__(self, decoder: CompiledDecoder, target: T5Session) -> None:
-        super().__init__(decoder, lambda _: target._sources, [])
-        self._layers = slice(target._layers.stop, None)
+        super().__init__(decoder, lambda _: target._sources, [], first=target._layers.stop)
 
     def replace(self, rows: Sequence[int], encoded: Sequence[EncodedPrompt]) -> list[list[int]]:
         self._cache.clear(rows)
@@ -177,9 +182,14 @@ class CompiledDecoder:
 
     def __init__(self, model: CompiledModel) -> None:
         self.model = model
-        self._tables = model.decoder.position_bias.tables()
+        self.decoder = model.decoder  # what runs
+        size = self.decoder.head_size
+        wider = next((each for each in HEAD_SIZES if each >= size), size)
+        if wider > size and not device.on_cpu():
+            self.decoder = self.decoder.padded(wider)
+        self._tables = self.decoder.position_bias.tables()
         # What has not been evaluated would be computed again in every pass.
-        mx.eval(model.parameters(), self._tables)
+        mx.eval(model.parameters(), self.decoder.parameters(), self._tables)
         self._functions = _Functions()
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -219,5 +229,5 @@ class CompiledDecoder:
         self, output: HeadOutput, vocab_size: int | None, tokens: mx.array, *others: Any
     ) -> tuple[mx.array, list[mx.array]]:
         model, inputs = self.model, (*others, self._tables)
-        x, cache = model.decoder(model.shared(tokens), *inputs)
+        x, cache = self.decoder(model.shared(tokens), *inputs)
         return model.score(output, x, vocab_size), cache

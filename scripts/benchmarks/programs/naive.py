@@ -10,7 +10,8 @@ Shapes: S source length, T cached length, H heads, D head size.
 from collections.abc import Sequence
 from itertools import cycle
 
-from speculative_t5.models.t5 import T5, relative_position_bucket
+from speculative_t5.models.position_bias import relative_position_bucket
+from speculative_t5.models.t5 import T5
 
 import mlx.core as mx
 import numpy as np
