@@ -6,6 +6,7 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.sampling import (
     Sampler,
     final_keys,
+    largest,
     position_keys,
     round_keys,
     sample,
@@ -31,6 +32,47 @@ def test_temperature_divides_logits() -> None:
     found = Sampler(0.5).probs(logits.astype(mx.bfloat16))
     assert found.dtype == mx.float32
     np.testing.assert_allclose(np.array(found), expected / expected.sum(), rtol=1e-5)
+
+
+def filtered_by_sorting(probs: mx.array, top_k: int, top_p: float) -> mx.array:
+    """What `Sampler.filter` is by definition."""
+
+    def keep(least: mx.array) -> mx.array:
+        kept = mx.where(probs >= least, probs, 0)
+        return kept / mx.sum(kept, axis=-1, keepdims=True)
+
+    if top_k < probs.shape[-1]:
+        probs = keep(mx.sort(probs, axis=-1)[..., -top_k, None])
+    if top_p < 1:
+        ranked = -mx.sort(-probs, axis=-1)[..., :top_k]
+        count = mx.sum(mx.cumsum(ranked, axis=-1, inclusive=False) < top_p, axis=-1, keepdims=True)
+        probs = keep(mx.take_along_axis(ranked, mx.maximum(count, 1) - 1, axis=-1))
+    return probs
+
+
+@pytest.mark.parametrize("kind", ["varied", "ties", "few", "ascending"])
+@pytest.mark.parametrize("shape", [(1000,), (3, 4097), (2, 3, 20000)])
+def test_filters_are_those_of_a_sorted_vocabulary_to_the_bit(
+    kind: str, shape: tuple[int, ...]
+) -> None:
+    """Of blocks or of the whole, which the number of kept tokens decides."""
+    mx.random.seed(1)
+    size = shape[-1]
+    logits = 3 * mx.random.normal(shape)
+    if kind == "ties":
+        logits = mx.round(logits)
+    elif kind == "few":  # fewer than top_k, as constraints leave them
+        logits = mx.where(mx.arange(size) % 199 == 7, logits, -mx.inf)
+    elif kind == "ascending":  # the best are neighbours, in the last block
+        logits = mx.sort(logits, axis=-1)
+    probs = mx.softmax(logits, axis=-1)
+    limit = (size // 2 - -(-size // 64)) // 64  # the most for which blocks are ranked
+    for top_k in {1, 2, 5, 50, limit, limit + 1, size - 1, size}:
+        values = mx.sort(largest(probs, top_k), axis=-1)
+        assert mx.array_equal(values, mx.sort(probs, axis=-1)[..., -top_k:])
+        for top_p in (1.0, 0.9, 1e-9):
+            found = Sampler(1.0, top_k, top_p).filter(probs)
+            assert mx.array_equal(found, filtered_by_sorting(probs, top_k, top_p)), (top_k, top_p)
 
 
 def test_samples_follow_unnormalised_weights_and_are_never_a_zero() -> None:

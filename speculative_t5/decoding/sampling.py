@@ -12,6 +12,7 @@ from .logits import LogitsTransform, TokenHistory
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
 # uint32: (B, 2), one for each row, or (B, L, 2), one for each position; None: nothing is sampled
+BLOCK = 64  # probabilities that `largest` ranks together
 Keys = mx.array | None
 
 
@@ -64,16 +65,19 @@ class Sampler:
         """
         size = probs.shape[-1]
         top_k = min(self.top_k, size) or size
+        best = probs
         if top_k < size:
-            probs = _keep(probs, mx.min(mx.topk(probs, top_k, axis=-1), axis=-1, keepdims=True))
+            best = largest(probs, top_k)
+            kept, total = _kept(probs, mx.min(best, axis=-1, keepdims=True))
+            # Ties beyond the k best are as probable as the k-th: the k best decide on top-p.
+            probs, best = kept / total, best / total
         if self.top_p < 1:
-            # Ties beyond the k best are as probable as the k-th: the k best decide.
-            best = mx.topk(probs, top_k, axis=-1) if top_k < size else probs
             ranked = -mx.sort(-best, axis=-1)
             before = mx.cumsum(ranked, axis=-1, inclusive=False)
             # Keep at least one: a tiny top_p is 0 in float32.
             last = mx.maximum(mx.sum(before < self.top_p, axis=-1, keepdims=True), 1) - 1
-            probs = _keep(probs, mx.take_along_axis(ranked, last, axis=-1))
+            kept, total = _kept(probs, mx.take_along_axis(ranked, last, axis=-1))
+            probs = kept / total
         return probs
 
 
@@ -134,10 +138,29 @@ class Groups:
         return mx.concatenate([*parts])[self._order]
 
 
-def _keep(probs: mx.array, least: mx.array) -> mx.array:
-    """Keep probabilities of at least `least` (..., 1), and rescale them to sum to 1."""
+def largest(probs: mx.array, count: int) -> mx.array:
+    """Return the largest of probabilities (..., V) float32, (..., count), in any order.
+
+    MLX sorts all V for that. Where it is less work, blocks are ranked by their largest value: the
+    first `count` of them hold as many values that no other block exceeds.
+    """
+    *outer, size = probs.shape
+    num_blocks = -(-size // BLOCK)
+    if 2 * (count * BLOCK + num_blocks) > size:
+        return mx.topk(probs, count, axis=-1)
+    if more := num_blocks * BLOCK - size:
+        probs = mx.pad(probs, [*[(0, 0)] * len(outer), (0, more)])  # with zeros, the least of all
+    blocks = probs.reshape(*outer, num_blocks, BLOCK)
+    first = num_blocks - count
+    chosen = mx.argpartition(mx.max(blocks, axis=-1), first, axis=-1)[..., first:]
+    values = mx.take_along_axis(blocks, chosen[..., None], axis=-2)
+    return mx.topk(values.reshape(*outer, count * BLOCK), count, axis=-1)
+
+
+def _kept(probs: mx.array, least: mx.array) -> tuple[mx.array, mx.array]:
+    """Replace probabilities below `least` (..., 1) by 0; return them and their sum (..., 1)."""
     kept = mx.where(probs >= least, probs, 0)
-    return kept / mx.sum(kept, axis=-1, keepdims=True)
+    return kept, mx.sum(kept, axis=-1, keepdims=True)
 
 
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
