@@ -21,7 +21,7 @@ from conftest import REPOSITORY, tiny_model
 from messages import check_message
 
 SENTENCES = (REPOSITORY / "tests" / "sentences.txt").read_text().splitlines()[:40]
-SHORT = ("--steps", "4", "--batch-tokens", "200", "--max-tokens", "6")
+SHORT = ("--steps", "4", "--batch-tokens", "200", "--max-tokens", "6", "--dtype", "float32")
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +84,9 @@ def test_a_stopped_run_goes_on_and_its_draft_is_judged_drawn_and_used(
     options = json.loads((folder / "judgement.json").read_text())["made_by"]
     made = {"steps": 4, "labels": 38, "held_out": 2, "batch_tokens": 200, "field": "prompt"}
     assert options.items() >= made.items() and options["dtype"] == "float32"
-    used = call(*usage.split()[3:], "--prompt", SENTENCES[0], "--json")
-    plain = call("--model", "target", "--prompt", SENTENCES[0], "--json", "--regular-decode")
+    asked = ("--prompt", SENTENCES[0], "--json", "--dtype", "float32")
+    used = call(*usage.split()[3:], *asked)
+    plain = call("--model", "target", *asked, "--regular-decode")
     assert used.code == 0 and used.records[0]["tokens"] == plain.records[0]["tokens"]
     again = distill(call, prompts, *SHORT)
     assert again.code == 2 and "weights/target-draft exists" in again.err[-1]

@@ -407,6 +407,7 @@ def test_float16_warns_where_it_overflows(folder: Path) -> None:
 WIDE = V1_0 | {"d_model": 32, "d_kv": 16, "d_ff": 64}  # which can be quantized
 
 
+@pytest.mark.cpu  # it says itself which device there is
 @pytest.mark.parametrize(
     ("shape", "stored", "quantize", "expected", "reason"),
     [
