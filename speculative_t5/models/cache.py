@@ -72,8 +72,7 @@ class Buffers:
         to, taken = mx.array(list(rows), dtype=mx.int32), mx.array(list(new_rows), dtype=mx.int32)
 
         def overwrite(buffer: mx.array, new_buffer: mx.array) -> mx.array:
-            part = mx.take(new_buffer[..., :longest, :], taken, axis=-4)
-            buffer[..., to, :, :longest, :] = part
+            buffer[..., to, :, :longest, :] = new_buffer[..., taken, :, :longest, :]
             return buffer
 
         self.layers = tree_map(overwrite, self.layers, new.layers)
@@ -82,7 +81,8 @@ class Buffers:
         """Keep these rows only, in this order; a row may be kept several times."""
         if list(rows) != list(range(len(self.lengths))):
             index = mx.array(list(rows), dtype=mx.int32)
-            self.layers = tree_map(lambda buffer: mx.take(buffer, index, axis=-4), self.layers)
+            # `mx.take` along an axis that is not the first is ten times slower on a CPU.
+            self.layers = tree_map(lambda buffer: buffer[..., index, :, :, :], self.layers)
             self.lengths = [self.lengths[row] for row in rows]
 
 
