@@ -71,7 +71,7 @@ def test_what_is_not_found_is_told_from_what_is_rejected() -> None:
     counts.add(outcome(8, [8] * 5000 + [0] * 5000, [8] * 5000 + [0] * 5000))
     accepts, chances = counts.expected()
     assert accepts[8] == pytest.approx(4, rel=0.01) and chances[8] == pytest.approx(0.5, rel=0.01)
-    assert accepts[64] > 25, "longer drafts are expected to go on like this"
+    assert accepts[MAX_DRAFT] > 25, "longer drafts are expected to go on like this"
 
 
 def test_costs_follow_the_machine_and_keep_their_ratios() -> None:
@@ -83,6 +83,10 @@ def test_costs_follow_the_machine_and_keep_their_ratios() -> None:
         expected, _ = costs.curves()
         np.testing.assert_allclose(expected[[4, 8]] / expected[0], [2, 2.5], rtol=0.02)
         assert costs.scale == pytest.approx(speed / expected[0], rel=0.05)
+    for _ in range(60):
+        costs.observe(5, 0.08)  # the machine is busy, and no other length is in use
+    expected, _ = costs.curves()
+    assert expected[4] / expected[0] == pytest.approx(2, rel=0.05)
     assert expected[4] < expected[6] < expected[8] < expected[12]
 
 
@@ -110,8 +114,8 @@ def test_a_round_that_took_too_long_by_chance_changes_little() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_is_nearly_as_fast_as_the_best_length_on_simulated_devices(case: Case) -> None:
     results = [simulate(case, 1000, seed) for seed in range(5)]
-    assert np.mean([each.efficiency for each in results]) > 0.96
-    assert np.mean([each.later for each in results]) > 0.97
+    assert np.mean([each.efficiency for each in results]) > 0.9, "it has begun with nothing"
+    assert np.mean([each.later for each in results]) > 0.96
     assert min(each.over_plain for each in results) > 0.95, "it is never much slower than plain"
 
 

@@ -204,7 +204,7 @@ def test_compiled_functions_are_released_with_their_model() -> None:
 def test_a_stream_may_move_between_threads() -> None:
     """Web servers take each chunk in any thread of a pool."""
     model = tiny_model(vocab_size=20, layers=2, seed=VARIED["t5"])
-    shared = SpeculativeDecoder(model, tiny_draft(model))
+    shared = SpeculativeDecoder(model, tiny_draft(model), num_draft=3)
     expected = [chunk.tokens for chunk in shared.stream(PROMPTS[0], max_tokens=24)]
     chunks, found = shared.stream(PROMPTS[0], max_tokens=24), []
     while chunk := at_once(lambda _: next(chunks, None), 1)[0]:

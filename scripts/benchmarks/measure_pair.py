@@ -22,6 +22,7 @@ from typing import Annotated, Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.bench import pyplot
+from speculative_t5.bench.synthetic import random_model, random_prompts
 from speculative_t5.checkpoints import convert, find_folder
 from speculative_t5.cli.batch import peak_memory
 from speculative_t5.models import T5, SharingDraft
@@ -41,7 +42,9 @@ app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=
 
 
 def interleaved(
-    decoders: Mapping[str, SpeculativeDecoder], prompts: Sequence[str], temperature: float
+    decoders: Mapping[str, SpeculativeDecoder],
+    prompts: Sequence[str] | Sequence[list[int]],
+    temperature: float,
 ) -> dict[str, list[Generation]]:
     """Decode each prompt by each decoder, in random order, after a prompt that warms all up."""
     done: dict[str, list[Generation]] = {name: [] for name in decoders}
@@ -114,31 +117,40 @@ def lengths(
 
     A draft with random weights shows what happens where drafting cannot pay.
     """
-    prompts = [source for source, _ in held_out_examples(data, 4 * count)]
+    prompts = [source for source, _ in held_out_examples(data, count)]
     base = engine(draft)
     mx.random.seed(0)
     own: Any = base.draft
     is_sharing = isinstance(own, SharingDraft)
     noise = SharingDraft(own.target, own.own) if is_sharing else T5(own.config)
     mx.eval(noise.parameters())
-    # At temperature 1 decoders sample different outputs: telling them apart takes more prompts.
-    for name, small, temperature, share in (
-        ("greedy", base.draft, 0.0, count),
-        ("temperature 1", base.draft, 1.0, 4 * count),
-        ("random draft, greedy", noise, 0.0, count // 2),
-        ("random draft, temperature 1", noise, 1.0, count // 2),
+    unlike = random_model("t5-efficient-tiny")  # whose outputs have nothing of their sources
+    unlike_prompts = random_prompts(unlike, 40, count // 2)
+    pair, of_noise = (base.model, base.draft, base.tokenizer), (base.model, noise, base.tokenizer)
+    lookup, seldom = (base.model, "lookup", base.tokenizer), (unlike, "lookup", None)
+    for name, models, temperature, given in (
+        ("greedy", pair, 0.0, prompts[:count]),
+        ("temperature 1", pair, 1.0, prompts[:count]),
+        ("random draft, greedy", of_noise, 0.0, prompts[: count // 2]),
+        ("random draft, temperature 1", of_noise, 1.0, prompts[: count // 2]),
+        ("lookup, greedy", lookup, 0.0, prompts[: count // 2]),
+        ("lookup that finds nothing, greedy", seldom, 0.0, unlike_prompts),
+        ("lookup that finds nothing, temperature 1", seldom, 1.0, unlike_prompts),
     ):
-        decoders = {"0": SpeculativeDecoder(base.model, None, base.tokenizer)}
+        model, _, tokenizer = models
+        decoders = {"0": SpeculativeDecoder(model, None, tokenizer)}
         for num_draft in (*range(1, 11), "auto"):
-            decoders[f"{num_draft}"] = SpeculativeDecoder(
-                base.model, small, base.tokenizer, num_draft=num_draft
-            )
-        done = interleaved(decoders, prompts[:share], temperature)
+            decoders[f"{num_draft}"] = SpeculativeDecoder(*models, num_draft=num_draft)
+        done = interleaved(decoders, given, temperature)
         speeds = {length: tokens_per_second(outputs) for length, outputs in done.items()}
         best = max(speed for length, speed in speeds.items() if length != "auto")
-        print(f"{name}, {share} prompts, tokens/s:")
+        print(f"{name}, {len(given)} prompts, tokens/s:")
         print("  " + ", ".join(f"{length} {speed:.0f}" for length, speed in speeds.items()))
-        print(f"  auto is {speeds['auto'] / best:.3f} of the best fixed length", flush=True)
+        print(
+            f"  auto is {speeds['auto'] / best:.3f} of the best fixed length, "
+            f"{speeds['auto'] / speeds['0']:.3f} of plain decoding",
+            flush=True,
+        )
 
 
 @app.command()

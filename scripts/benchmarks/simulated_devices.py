@@ -5,8 +5,9 @@
 
 Costs are in passes of the target over one token. Efficiency is the speed reached, by that of the
 best fixed length in hindsight, over all rounds and over the last half. Every simulation begins as
-a new machine does, with nothing learned; the first round of each length takes 50 passes longer, as
-a shape is compiled, and each takes a few percent longer or shorter by chance.
+a new machine does, with nothing learned; the first round of each length takes one pass longer, as a
+shape is compiled, a draft's first round in each output two, as it reads the prompt, and each takes
+a few percent longer or shorter by chance.
 """
 
 import math
@@ -22,6 +23,8 @@ from speculative_t5.decoding.draft_length import LENGTHS, AdaptiveSchedule, Outc
 import typer
 
 Curve = Callable[[int], float]
+OUTPUT = 40  # tokens of each output
+COMPILED = 1.0  # cost of compiling a pass of a length that is new
 
 
 def mac_of_two_kernels(length: int) -> float:
@@ -52,6 +55,7 @@ class Case:
     step: float  # cost of a draft's step
     rate: float  # chance of a drafted token to be accepted
     finds: float = 1.0  # share of rounds in which a lookup finds something
+    reads: float = 2.0  # cost of a model's first draft in an output, which reads the prompt
     drift: Callable[[int], float] = lambda round_: 1.0  # how much slower the machine is
 
     def cost(self, num_draft: int, found: int) -> float:
@@ -61,7 +65,9 @@ class Case:
         """Return the tokens for each unit of cost of a fixed length."""
         emitted = 1 + self.finds * sum(self.rate**i for i in range(1, num_draft + 1))
         mean = self.finds * self.cost(num_draft, num_draft)
-        return emitted / (mean + (1 - self.finds) * self.cost(num_draft, 0))
+        mean += (1 - self.finds) * self.cost(num_draft, 0)
+        reading = self.reads / OUTPUT if num_draft and self.step else 0.0
+        return 1 / (mean / emitted + reading)
 
 
 @dataclass(frozen=True)
@@ -103,19 +109,24 @@ def simulate(case: Case, rounds: int, seed: int = 0) -> Result:
     chosen: list[int] = []
     spent: list[float] = []
     ideal: list[float] = []  # what the emitted tokens would cost with the best fixed length
-    emitted = 0
+    emitted, ends_at, has_read = 0, OUTPUT, False
     for round_ in range(rounds):
+        if emitted >= ends_at:
+            ends_at, has_read = ends_at + OUTPUT, False
         num_draft = schedule.next(1000)
         found = num_draft if rng.random() < case.finds else 0
         accepted = 0
         while accepted < found and rng.random() < case.rate:
             accepted += 1
-        cost = case.cost(num_draft, found) * case.drift(round_)
-        measured = cost * math.exp(rng.gauss(0, 0.04))
         is_new = 1 + found not in seen
         seen.add(1 + found)
-        seconds = 0.01 * (measured + 50 * is_new)
-        outcome = Outcome(num_draft, [found], [accepted], 0, seconds, 1, 1 + found, not is_new)
+        reads = num_draft > 0 and case.step > 0 and not has_read
+        has_read |= reads
+        cost = case.cost(num_draft, found) + COMPILED * is_new + case.reads * reads
+        cost *= case.drift(round_)
+        seconds = 0.01 * cost * math.exp(rng.gauss(0, 0.04))
+        typical = not (is_new or reads)
+        outcome = Outcome(num_draft, [found], [accepted], 0, seconds, 1, 1 + found, typical)
         schedule.observe(outcome)
         chosen.append(num_draft)
         spent.append(cost)

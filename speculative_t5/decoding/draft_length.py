@@ -8,10 +8,12 @@ import os
 import platform
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -21,8 +23,9 @@ from .. import __version__
 from ..cpu import libraries
 from ..files import write_whole
 
-MAX_DRAFT = 64  # the most that an adaptive schedule asks for
-LENGTHS = np.array([*range(17), 20, 24, 32, 40, 48, MAX_DRAFT])  # each is a shape to compile for
+MAX_DRAFT = 63  # the most that an adaptive schedule asks for: passes of up to 64 tokens
+# That it asks for, as each is a shape to compile for: few, and just below the steps of GPUs.
+LENGTHS = np.array([0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, MAX_DRAFT])
 PASSES = np.arange(1, 2 * MAX_DRAFT + 2)  # tokens in a pass: a lookup may add as many to a draft
 
 TYPICAL_RATE = 0.8  # acceptance rate of a draft that is worth having
@@ -33,8 +36,10 @@ LONGER = 0.995  # and those of positions that were not asked for
 
 MORE_TOKENS = 0.2  # guess: the cost of a further token in a round, by that of a pass over one
 FOLLOWS = 0.1  # share of a round's deviation that is taken for a change of the machine's speed
-LEAST_SHARE = 0.02  # and the least share that is taken for the length's own, after many rounds
-OUTLIER = 0.25  # the most that a round may take too long, as a logarithm: a shape is compiled
+LEAST_SHARE = 0.04  # and the least share that is taken for the length's own, after many rounds
+OUTLIER = 0.25  # the most that one round may say about a cost, as a logarithm
+UNSETTLED = 0.12  # deviation of several rounds from which on the machine's speed has changed
+RECENT = 5  # rounds whose median tells a change of the machine's speed from an outlier
 NOTHING_KNOWN = 1e-3  # the least that a pass may cost, before any is known
 DOUBT = 0.3  # share of a cost that one round leaves in doubt, the n-th less by 1 / (n + 1)
 AGEING = 1e-4  # share by which a cost becomes doubtful with each round, up to OLD
@@ -43,7 +48,7 @@ OLD = 0.1
 EXPLORED = 1 / 64  # share of the time that may be lost by looking at other lengths
 EXPLORED_FIRST = 1.5  # rounds of one token that may be lost besides, for a beginning
 FIRST_ROUNDS = 3.0  # with drafts, before other lengths are looked at
-WORTHWHILE = 1.02  # gain that another length must promise to be looked at
+WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
 SAVED_FIRST = 2  # rounds before what was learned is kept first, and then as they double
 
@@ -161,7 +166,8 @@ class Costs:
     def __init__(self, known: Mapping[int, Sequence[float]] | None = None) -> None:
         self.scale: float | None = None
         self.rounds = 0
-        self._common = 0.0  # how much longer than expected the last rounds took, as a logarithm
+        # How much longer than expected the last rounds took, as logarithms.
+        self._errors: deque[float] = deque(maxlen=RECENT)
         # Of each length: cost, rounds that it was seen in, the last of them.
         self.known = {n: [cost, seen, 0.0] for n, (cost, seen) in (known or {}).items()}
         self._guess = 1 + MORE_TOKENS * (PASSES - 1.0)
@@ -174,17 +180,22 @@ class Costs:
         self._curves = None
         if self.scale is None:
             self.scale = seconds / expected
-        error = math.log(seconds / (self.scale * expected))
-        error = min(max(error, -OUTLIER), OUTLIER)
         if length not in self.known:
-            self.known[length] = [seconds / self.scale, 1.0, self.rounds]
+            if abs(median(self._errors or [0])) < UNSETTLED:
+                self.known[length] = [seconds / self.scale, 1.0, self.rounds]
             return
-        self._common += FOLLOWS * (error - self._common)
+        error = math.log(seconds / (self.scale * expected))
+        self._errors.append(error)
+        common = median(self._errors)
         cost, seen, _ = self.known[length]
         share = max(1 / (seen + 1), LEAST_SHARE)
-        own = share * (error - self._common)
-        self.known[length] = [cost * math.exp(own), seen + 1, self.rounds]
-        self.scale *= math.exp(FOLLOWS * error)
+        own = min(max(error - (1 - share) * common, -OUTLIER), OUTLIER)
+        self.known[length] = [cost * math.exp(share * own), seen + 1, self.rounds]
+        if len(self._errors) == RECENT and abs(common) > UNSETTLED:  # another program has begun
+            self._errors.clear()
+            self.scale *= math.exp(common)
+        else:
+            self.scale *= math.exp(FOLLOWS * min(max(error, -OUTLIER), OUTLIER))
 
     def curves(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the cost to expect and the least that is possible, for each of PASSES.
@@ -227,13 +238,17 @@ class AdaptiveSchedule:
         self._budget = 0.0 if self._costs else EXPLORED_FIRST
         self._idle = 0  # rounds without a draft
         self._patience = 1.0  # before a probe; by how the last ones went
-        self._planned: dict[int, int] = {}  # by rows; until the next round
+        self._probe_loss = 0.0  # of the last probe, in passes over one token
+        self._rate = 1.0  # tokens to expect for each of them
+        self._best: dict[int, int] = {}  # index of LENGTHS, by the size of the batch
+        self._looks = False  # whether the next round is to look at another length
+        self._planned: dict[int, int] = {}  # by the size of the batch; until the next round
 
     def next(self, remaining: int, rows: int = 1) -> int:
         with self._learning:
             size = _size(rows)
             if size not in self._planned:
-                self._planned = {size: self._choose(self._costs_of(size))}
+                self._planned = {size: self._choose(size)}
             return min(self._planned[size], remaining - 1)
 
     def observe(self, outcome: Outcome) -> None:
@@ -243,15 +258,13 @@ class AdaptiveSchedule:
             costs = self._costs_of(_size(outcome.rows))
             if outcome.typical:
                 costs.observe(outcome.length, outcome.seconds)
-            self._budget += EXPLORED * costs.curves()[0][outcome.length - 1]
+            if self._looks and outcome.num_draft and outcome.num_drafted:
+                self._charge(costs, outcome)
+            else:
+                self._budget += EXPLORED * costs.curves()[0][outcome.length - 1]
             if outcome.num_draft == 0:
                 self._idle += 1
             elif outcome.num_drafted:
-                if self._idle:
-                    # After a probe that succeeds the next comes soon, after failures later.
-                    whole = max(outcome.num_accepted) == outcome.num_draft
-                    self._patience *= 1 / 2 if whole else 2
-                    self._patience = min(max(self._patience, 1 / 2), MAX_PATIENCE)
                 self._idle = 0
                 self._counts.add(outcome)
             if self._rounds >= self._save_at:
@@ -261,7 +274,22 @@ class AdaptiveSchedule:
     def _costs_of(self, size: int) -> Costs:
         return self._costs.setdefault(size, Costs())
 
-    def _choose(self, costs: Costs) -> int:
+    def _charge(self, costs: Costs, outcome: Outcome) -> None:
+        """Charge what a look has cost, a draft's reading of the text so far included."""
+        spent = outcome.seconds / costs.scale if costs.scale else 0.0
+        tokens = 1 + fmean(outcome.num_accepted)
+        self._looks = False
+        if not self._idle:
+            self._budget -= max(spent - tokens / self._rate, 0)
+            return
+        # After a probe that succeeds the next comes soon, after failures later.
+        self._probe_loss = max(spent - tokens / self._rate, 0)
+        whole = max(outcome.num_accepted) == outcome.num_draft
+        self._patience *= 1 / 2 if whole else 2
+        self._patience = min(max(self._patience, 1 / 2), MAX_PATIENCE)
+
+    def _choose(self, size: int) -> int:
+        costs = self._costs_of(size)
         accepts, chances = self._counts.expected()
         emitted = 1 + accepts[LENGTHS]
         expected, least = (_per_length(curve, chances) for curve in costs.curves())
@@ -269,21 +297,22 @@ class AdaptiveSchedule:
         # No further than twice what is known: the costs of long passes are a mere guess.
         near = 2 * max(costs.known, default=1) > LENGTHS
         possible = np.where(near, emitted / least, 0)
-        best = int(np.argmax(rates))
+        best, before = int(np.argmax(rates)), self._best.get(size)
+        if before is not None and rates[best] < WORTHWHILE * rates[before]:
+            best = before
+        self._best[size], self._rate, self._looks = best, rates[best], False
         losses = np.maximum(expected - emitted / rates[best], 0)
         begun = self._counts.values[0, 1] >= FIRST_ROUNDS
-        if begun and 1 not in costs.known:
-            return 0  # the pass that all others are compared with
         if LENGTHS[best] == 0:
             other = 1 + int(np.argmax(possible[1:]))
             # What is accepted is not seen meanwhile.
-            patience = max(1.0, self._patience * losses[other] / EXPLORED)
-            return int(LENGTHS[other]) if self._idle >= patience else 0
+            loss = self._probe_loss or losses[other]
+            self._looks = self._idle >= max(1.0, self._patience * loss / EXPLORED)
+            return int(LENGTHS[other]) if self._looks else 0
         if begun:
             other = int(np.argmax(np.where(losses <= self._budget, possible, 0)))
             if possible[other] > WORTHWHILE * rates[best]:
-                self._budget -= losses[other]
-                best = other
+                best, self._looks = other, True
         return int(LENGTHS[best])
 
     def _save(self) -> None:
