@@ -55,7 +55,7 @@ def step(
         (q,) = heads(cross.q(layer.cross_norm(x)), 1, num_heads)
         k, v = heads(cross.kv(memory), 2, num_heads)
         x = x + cross.out(attend(q, k, v, None))
-        x = layer.feed_forward(x, layer.feed_forward_norm(x))
+        x = layer.feed_forward(x[None], layer.feed_forward_norm(x)[None])[0]
     return model.logits(x[None])[0], grown
 
 
