@@ -64,6 +64,7 @@ CHECKED = {  # why they are not run
     "python -m speculative_t5 --model google-t5/t5-small": "needs a checkpoint that has tasks",
     "python -m speculative_t5 doctor --model": "the same, with other models",
     "python -m speculative_t5 doctor --only": "the same, for longer",
+    "python -m speculative_t5 doctor --report": "the same, for minutes",
     "python -m speculative_t5 distill --model M --data prompts.txt --minutes": "takes them",
     "python -m speculative_t5 distill --model correct-base": "the same, and has to have the data",
     "python -m speculative_t5 bench --random opt": "makes half a billion weights; others are run",

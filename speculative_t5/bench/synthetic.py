@@ -63,6 +63,7 @@ CAUSAL_SHAPES = {  # entries of config.json
 }
 REPLAYS = 16  # of an output, at most, until it no longer changes
 # Their weights are small: with large ones each token would follow itself.
+EMBEDDINGS = 0.02  # standard deviation of those
 _EMBEDDINGS = ("shared", "wte", "wpe", "embed_tokens", "embed_positions")
 
 
@@ -83,12 +84,15 @@ def context_of(shape: str) -> int | None:
 
 
 def random_model(
-    shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0
+    shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0, embeddings: float = EMBEDDINGS
 ) -> T5 | DecoderOnlyModel:
-    """Make a model of a shape with random weights; its outputs mean nothing and do not end."""
+    """Make a model of a shape with random weights; its outputs mean nothing and do not end.
+
+    With large `embeddings` (their standard deviation) each token of a T5's output follows itself.
+    """
     if _family(shape) == "t5":
         model = T5(SHAPES[shape])
-        _randomize(model, model.info.eos_token_id, dtype, seed)
+        _randomize(model, model.info.eos_token_id, dtype, seed, embeddings)
         accelerate(model)
         return model
     config, positions = CAUSAL_SHAPES[shape], context_of(shape)
@@ -116,7 +120,9 @@ def _family(shape: str) -> str:
     return str(CAUSAL_SHAPES[shape]["model_type"])
 
 
-def _randomize(model: nn.Module, eos: int, dtype: mx.Dtype, seed: int) -> None:
+def _randomize(
+    model: nn.Module, eos: int, dtype: mx.Dtype, seed: int, embeddings: float = EMBEDDINGS
+) -> None:
     """Give a model random weights, one at a time: all in float32 might not fit in memory."""
     mx.random.seed(seed)
 
@@ -125,7 +131,7 @@ def _randomize(model: nn.Module, eos: int, dtype: mx.Dtype, seed: int) -> None:
         if weight.ndim == 1:
             new = mx.zeros(weight.shape) if name == "bias" else mx.ones(weight.shape)
         elif layer in _EMBEDDINGS:
-            new = 0.02 * mx.random.normal(weight.shape)
+            new = embeddings * mx.random.normal(weight.shape)
             if layer in ("shared", "wte", "embed_tokens"):
                 new[eos] = 0  # never the argmax
         else:

@@ -13,7 +13,7 @@ import typer
 from tqdm import tqdm
 
 from ..checkpoints import as_dtype, find_cached, find_folder
-from ..doctor import CHECKS, Finding, Subject, chosen, run
+from ..doctor import CHECKS, Finding, Subject, as_markdown, chosen, run
 from ..errors import count, option
 from .options import OF_DECODERS, draft_of, in_output, with_options
 from .terminal import FAILED, columns, visible
@@ -29,8 +29,13 @@ def doctor(
     dtype: str | None = OF_DECODERS["dtype"],
     only: list[str] | None = option(None, "Run only this check; may be repeated."),
     skip: list[str] | None = option(None, "Leave this check out; may be repeated."),
+    report: bool = in_output(
+        False,
+        "Measure random models of published shapes, too, and print one block of Markdown to paste "
+        "into an issue; takes a few minutes.",
+    ),
     as_json: bool = in_output(
-        False, "Print one JSON object with all numbers instead of the report."
+        False, "Print one JSON object with the numbers of --report, and all others."
     ),
     list_checks: bool = in_output(False, "List the checks; run none."),
 ) -> None:
@@ -39,7 +44,10 @@ def doctor(
     Each check runs in a process of its own and needs no network. The exit code is 1 if any of them
     failed. The report can be published: your home folder is written as ~.
     """
-    checks = chosen(only or (), skip or ())
+    if report and (as_json or list_checks):
+        raise ValueError("--report prints a block of its own: leave out --json and --list")
+    quiet = as_json or report
+    checks = chosen(only or (), skip or (), everything=quiet or list_checks)
     if list_checks:
         print("\n".join(columns([(check.name, check.proves) for check in checks], right=())))
         return
@@ -52,9 +60,9 @@ def doctor(
         subject.check()
     # What was given: the folder of a model from the Hub is named after a commit.
     named = draft_model or Path(draft).name if draft else None
-    if not as_json:
-        drafts = f"drafts by {named or 'lookup'}"
-        print(without_home(f"speculative_t5 doctor: {model}, {drafts}\n"), flush=True)
+    pair = without_home(f"{model}, drafts by {named or 'lookup'}")
+    if not quiet:
+        print(f"speculative_t5 doctor: {pair}\n", flush=True)
     began, findings = time.perf_counter(), []
     for number, check in enumerate(checks, start=1):
         now = f"{check.name} ({number} of {len(checks)}) ..."
@@ -62,7 +70,7 @@ def doctor(
             finding = run(check, subject)
         finding = Finding(**_without_home(asdict(finding)))
         findings.append(finding)
-        if not as_json:
+        if not quiet:
             print("\n".join(as_lines(finding)), flush=True)
     seconds = time.perf_counter() - began
     failed = [each.name for each in findings if each.status == "failed"]
@@ -72,6 +80,8 @@ def doctor(
             "checks": [*map(asdict, findings)], "failed": failed, "seconds": round(seconds, 1),
         }  # fmt: skip
         print(json.dumps(_without_home(result)))
+    elif report:
+        print(as_markdown(pair, findings, seconds))
     elif failed:
         print(
             f"\n{len(failed)} of {count(len(checks), 'check')} failed in {seconds:.0f} s: "

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from . import arithmetic, environment, outputs, speed
 from .checks import Check, Finding, Status, Subject, run
+from .report import as_markdown
 
 CHECKS = (
     Check(environment.versions, "the versions of what is installed; MLX is new enough"),
@@ -32,16 +33,24 @@ CHECKS = (
         loads=True,
     ),
     Check(speed.speed, "what passes cost here, and how many tokens to draft", loads=True),
+    Check(speed.t5_base, "the same for random weights of t5-base and t5-small", takes_long=True),
+    Check(speed.t5_large, "the same for random weights of t5-large and t5-small", takes_long=True),
 )
 
 
-def chosen(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:
-    """Return the checks named by `only`, all if it is empty, without those named by `skip`."""
+def chosen(
+    only: Sequence[str] = (), skip: Sequence[str] = (), *, everything: bool = False
+) -> list[Check]:
+    """Return the checks named by `only`, without those named by `skip`.
+
+    If `only` is empty, these are all checks, but those that take long if `everything` is asked for.
+    """
     names = [check.name for check in CHECKS]
     for name in (*only, *skip):
         if name not in names:
             raise ValueError(f"there is no check {name!r}: choose from {', '.join(names)}")
-    left = [c for c in CHECKS if (not only or c.name in only) and c.name not in skip]
+    usual = [check.name for check in CHECKS if everything or not check.takes_long]
+    left = [c for c in CHECKS if c.name in (only or usual) and c.name not in skip]
     if not left:
         raise ValueError(f"no check is left to run without {', '.join(skip)}: leave out fewer")
     return left

@@ -124,6 +124,7 @@ class Check:
     find: Callable[[Subject], Finding]
     proves: str  # in a line
     loads: bool = False  # whether it loads the subject's models
+    takes_long: bool = False  # so it runs only for the whole numbers, or if it is named
     deadline: float = 300.0  # seconds after which its process is ended
 
     @property

@@ -50,22 +50,21 @@ def device(subject: Subject) -> Finding:
     machine.limit_memory()  # as loading a model does
     used, choice = mx.default_device(), os.environ.get(machine.CHOICE)
     info = {name: value for name, value in mx.device_info(used).items() if name in PUBLIC}
-    memory = info.get("memory_size") or info.get("total_memory")
-    memory = memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     name, limits, buffers = machine.chip(used), _limits(), info.get("resource_limit")
     apple = re.search(r"\bM\d+\b", name)
     chip = apple[0] if apple else None
     dtype, reason = subject.default_type
     details: dict[str, Any] = {
-        "device": str(used), "info": info, "generation": chip, "memory": memory, **limits,
-        "threads": libraries.num_threads(), "default_dtype": dtype_name(dtype),
+        "device": str(used), "info": info, "generation": chip, "memory": memory(), **limits,
+        "threads": libraries.num_threads(), "cores": os.cpu_count(), "chip": name,
+        "default_dtype": dtype_name(dtype), "default_reason": reason,
     }  # fmt: skip
     where, threads = "the GPU", ""
     if machine.on_cpu():
         where, threads = "the CPU", f", {details['threads']} threads"
     elif chip in SLOW_BFLOAT16 and dtype == mx.bfloat16:
         reason += f"; some users report float16 to be faster on an {chip}"
-    found = f"MLX computes on {where}: {name}, {_size(memory)} of memory{threads}"
+    found = f"MLX computes on {where}: {name}, {_size(memory())} of memory{threads}"
     if choice:
         found += f" ({machine.CHOICE}={choice})"
     notes = [
@@ -74,6 +73,13 @@ def device(subject: Subject) -> Finding:
         f"{details['default_dtype']} by default: {reason}",
     ]
     return Finding("device", "ok", found, notes, details)
+
+
+def memory() -> int:
+    """Return the bytes of memory of the device that MLX computes on."""
+    info = mx.device_info(mx.default_device())
+    size = info.get("memory_size") or info.get("total_memory")
+    return int(size or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _limits() -> dict[str, int]:

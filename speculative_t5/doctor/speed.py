@@ -1,38 +1,60 @@
-"""The check `speed`: what passes cost here, and how many tokens to draft."""
+"""The check `speed`: what passes cost here, and how many tokens to draft; and published shapes."""
 
+import io
 import random
+import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
-import numpy as np
+from mlx.utils import tree_flatten
 
-from .. import bench
+from .. import bench, device
+from ..bench import synthetic
+from ..checkpoints import dtype_name
+from ..decoding import AdaptiveSchedule, LanguageModel, Plan
 from ..generation import SpeculativeDecoder, steady_width
-from .checks import NUM_DRAFT, Finding, Subject
+from ..models import T5, SharingDraft
+from .checks import NUM_DRAFT, Finding, Subject, dtype_of
+from .environment import memory
 from .outputs import SENTENCES
 
 MOST = 16  # tokens to draft
 STEPS = 16  # of the draft, timed together
 LENGTH = 36  # tokens of output before a timed pass, in the middle of a capacity of the cache
-LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 17)  # tokens in timed passes
-SHOWN = (1, 2, 3, 5, 6, 9, 13, 17)  # of them, in the report
+LENGTHS = (*range(1, MOST + 2), 33, 64)  # tokens in timed passes
+SHOWN = (1, 2, 3, 5, 6, 9, 13, 17)  # of them, in the usual report
 WINDOW, BUDGET = 0.03, 5.0  # seconds, for each cost at a time and for all of them
 RATES = (0.6, 0.8, 0.9)
-EVERY, MAX_TOKENS, TURNS = 11, 32, 2  # sentences that are decoded, how far, and how often
+EVERY, MAX_TOKENS = 11, 32  # sentences that are decoded, and how far
+TURNS, DECODING = 5, 15.0  # how often, at most; no turn begins after so many seconds
 WORTH = 1.05  # a smaller speed-up is none
 NEARLY = 0.98  # of the best speed-up, for which fewer tokens are enough
+
+PUBLISHED = {"t5_base": ("t5-base", "t5-small"), "t5_large": ("t5-large", "t5-small")}
+PROMPTS, SOURCE, TOKENS, RATE = 2, 64, 64, 0.8  # of random pairs
+MOST_MEMORY = 0.5  # share of the machine's memory that their weights may take
+MOST_SECONDS = 0.3  # for a pass over one token: all takes a few hundred times as long
+SURE = 20.0  # size of their embeddings: each token follows itself, however a pass is rounded
+
+# Operations that launch nothing: they only change how an array is read.
+VIEWS = {
+    "AsStrided", "Broadcast", "BroadcastAxes", "ExpandDims", "Flatten", "Full", "Reshape", "Slice",
+    "Split", "Squeeze", "StopGradient", "Transpose", "Unflatten",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Costs:
     """Seconds of bare passes."""
 
-    passes: Mapping[int, float]  # of the target over 1 to 17 tokens, by their number
+    passes: Mapping[int, float]  # of the target, by their tokens
     step: float  # of the draft over one token
-    steady: float  # of the target in steady mode, to verify NUM_DRAFT tokens
 
     def speedup(self, rate: float, num_draft: int) -> float:
         """Return the speed over plain decoding's with `num_draft` tokens drafted in each round."""
@@ -54,15 +76,10 @@ def tokens_per_round(rate: float, num_draft: int) -> float:
 def speed(subject: Subject) -> Finding:
     """Time passes and a few sentences, and say how many tokens to draft; it never fails."""
     decoder = subject.decoder()
-    costs = _costs(decoder)
-    variants = bench.variants_of({"drafted": decoder}, MAX_TOKENS)
     prompts = [decoder.encode(sentence) for sentence in SENTENCES[::EVERY]]
-    order = random.Random(0)
-    bench.sweep(variants, prompts[:1], order)  # the first use is slower
-    turns = [bench.sweep(variants, prompts, order) for _ in range(TURNS)]
-    seen = acceptance(turns[-1]["drafted"])
-    measured = bench.gain(turns, "drafted", bench.tokens_per_second)
-    rates = (*RATES, seen)
+    costs, steady = _costs(decoder, prompts[0], steady=True)
+    details = _measured(decoder, decoder.plan(), prompts, MAX_TOKENS, costs)
+    rates = (*RATES, details["acceptance"])
     best = [costs.best(rate) for rate in rates]
     gains = [costs.speedup(rate, k) for rate, k in zip(rates, best, strict=True)]
     drafts = "this draft" if decoder.draft else "prompt lookup"
@@ -70,60 +87,153 @@ def speed(subject: Subject) -> Finding:
     if gains[-1] >= WORTH:
         reason = (
             f"{drafts} pays here: --num-draft {best[-1]} gives up to {gains[-1]:.1f} times the "
-            f"speed of plain decoding (ten sentences at {NUM_DRAFT}: {measured:.1f} times)"
+            f"speed of plain decoding (ten sentences at {NUM_DRAFT}: "
+            f"{details['measured_speedup']:.1f} times)"
         )
+    auto = details["auto"]
     notes = [
         _line("tokens in a pass", SHOWN),
-        _line("milliseconds", [_ms(costs.passes[length]) for length in SHOWN]),
-        f"a step of the draft takes {_ms(costs.step)} ms",
-        f"verifying {NUM_DRAFT} tokens takes {_ms(costs.passes[NUM_DRAFT + 1])} ms, "
-        f"in steady mode {_ms(costs.steady)} ms",
+        _line("milliseconds", [as_ms(costs.passes[length]) for length in SHOWN]),
+        f"a step of the draft takes {as_ms(costs.step)} ms",
+        f"verifying {NUM_DRAFT} tokens takes {as_ms(costs.passes[NUM_DRAFT + 1])} ms, "
+        f"in steady mode {as_ms(steady)} ms",
         _line("tokens accepted", [f"{100 * rate:.0f} %" for rate in rates]) + " (here)",
         _line("best --num-draft", best),
         _line("times plain speed", [f"{gain:.1f}" for gain in gains]),
+        f"auto drafts {usual(auto)} tokens most often: {auto['speedup']:.1f} times",
     ]
-    details = {
-        "pass_seconds": {str(length): s for length, s in costs.passes.items()},
-        "draft_step_seconds": costs.step, "steady_seconds": costs.steady, "acceptance": seen,
-        "plain_tokens_per_second": bench.typical(turns, bench.PLAIN, bench.tokens_per_second),
-        "measured_speedup": measured,
+    details |= {
+        "steady_seconds": steady,
         "best": {
             f"{rate:.2f}": {"num_draft": k, "speedup": gain}
             for rate, k, gain in zip(rates, best, gains, strict=True)
         },
-    }  # fmt: skip
+    }
     return Finding("speed", "ok", reason, notes, details)
 
 
-def _costs(decoder: SpeculativeDecoder) -> Costs:
-    """Time everything interleaved, and keep the shortest times, as disturbances only add."""
-    model, draft, prompt = decoder.model, decoder.draft, decoder.encode(SENTENCES[0])
-    width = steady_width(model, NUM_DRAFT + 1)
+def t5_base(subject: Subject) -> Finding:
+    """Measure random weights of the shapes of t5-base and t5-small."""
+    return _published("t5_base")
+
+
+def t5_large(subject: Subject) -> Finding:
+    """Measure random weights of the shapes of t5-large and t5-small."""
+    return _published("t5_large")
+
+
+def _published(check: str) -> Finding:
+    """Measure a random pair, with drafts that are accepted at RATE; the subject has no part."""
+    shapes, dtype = PUBLISHED[check], device.default_type().dtype
+    pair = ":".join(shapes)
+    made = [dict(tree_flatten(T5(synthetic.SHAPES[shape]).parameters())) for shape in shapes]
+    needed = sum(weight.size for weights in made for weight in weights.values()) * dtype.size
+    if needed > MOST_MEMORY * memory():
+        reason = f"{pair} takes {needed / 2**30:.1f} GB, over half of this machine's memory"
+        return Finding(check, "skipped", reason)
+    target, draft = (
+        synthetic.random_model(shape, dtype=dtype, embeddings=SURE) for shape in shapes
+    )
+    prompts = synthetic.random_prompts(target, SOURCE, PROMPTS)
+    stepper = bench.Stepper(target, prompts[0], LENGTH)
+    if (pass_ := _least(lambda: stepper.verify(1, []), 0.0)) > MOST_SECONDS:
+        reason = f"{pair} takes {pass_:.2f} s for a token, too long to measure here"
+        return Finding(check, "skipped", reason)
+    decoder = SpeculativeDecoder(target, draft, num_draft=NUM_DRAFT, max_source_length=SOURCE)
+    costs, _ = _costs(decoder, prompts[0])
+    outputs = {
+        tuple(prompt): decoder.generate(prompt, max_tokens=TOKENS, speculative=False).tokens
+        for prompt in prompts
+    }
+    plan = synthetic.synthetic_plan(decoder, outputs, RATE)
+    details = _measured(decoder, plan, prompts, TOKENS, costs)
+    plain, auto = details["plain_tokens_per_second"], details["auto"]
+    reason = (
+        f"{pair} in {dtype_name(dtype)}: {plain:.0f} tokens/s plain, at an acceptance rate of "
+        f"{RATE} {details['measured_speedup']:.1f} times, auto {auto['speedup']:.1f} times"
+    )
+    return Finding(check, "ok", reason, details=details)
+
+
+def _costs(
+    decoder: SpeculativeDecoder, prompt: list[int], *, steady: bool = False
+) -> tuple[Costs, float]:
+    """Time everything interleaved, and keep the shortest times, as disturbances only add.
+
+    The second is the time of a pass that verifies NUM_DRAFT tokens in steady mode, if asked for.
+    """
+    model, ids = decoder.model, bench.drafted_ids(decoder)
     target = bench.Stepper(model, prompt, LENGTH)
-    steady = bench.Stepper(model, prompt, LENGTH, width)
-    drafter = bench.Stepper(draft, prompt, LENGTH) if draft else None
-    ids = bench.drafted_ids(decoder)
-    measure = partial(bench.measure_costs, draft=None, vocab_size=ids, min_seconds=WINDOW)
-    shapes, verifying = [(0, n) for n in LENGTHS], (0, NUM_DRAFT + 1)
+    runs: dict[object, Callable[[], object]] = {
+        length: partial(target.verify, length, []) for length in LENGTHS
+    }
+    if steady:
+        wide = bench.Stepper(model, prompt, LENGTH, steady_width(model, NUM_DRAFT + 1))
+        runs["steady"] = lambda: wide.verify(NUM_DRAFT + 1, [])
+    if decoder.draft:
+        drafter = bench.Stepper(decoder.draft, prompt, LENGTH)
+        runs["steps"] = lambda: mx.eval(drafter.draft(STEPS, ids))
     turns: list[dict[object, float]] = []
     began = time.perf_counter()
     while len(turns) < 2 or time.perf_counter() - began < BUDGET:
-        found: dict[object, float] = dict(measure(target, shapes=shapes).rounds)
-        found["steady"] = measure(steady, shapes=[verifying]).rounds[verifying]
-        found["step"] = _step_seconds(drafter, ids) if drafter else 0.0
-        turns.append(found)
-    least = {key: min(turn[key] for turn in turns) for key in turns[0]}
+        turns.append({key: _least(run, WINDOW) for key, run in runs.items()})
+    least = {key: min(turn[key] for turn in turns) for key in runs}
     # A longer pass that took less time counts as well: a shorter one could be padded to it.
-    passes = [min(least[0, n] for n in LENGTHS if n >= length) for length in LENGTHS]
-    every = range(1, MOST + 2)
-    passes = np.interp(every, LENGTHS, passes).tolist()
-    return Costs(dict(zip(every, passes, strict=True)), least["step"], least["steady"])
+    passes = {n: min(least[longer] for longer in LENGTHS if longer >= n) for n in LENGTHS}
+    return Costs(passes, least.get("steps", 0.0) / STEPS), least.get("steady", 0.0)
 
 
-def _step_seconds(drafter: bench.Stepper, ids: int) -> float:
-    began = time.perf_counter()
-    mx.eval(drafter.draft(STEPS, ids))
-    return (time.perf_counter() - began) / STEPS
+def _least(run: Callable[[], object], seconds: float) -> float:
+    """Return the shortest time of at least two runs: the first follows one of another shape."""
+    found: list[float] = []
+    first = time.perf_counter()
+    while len(found) < 2 or time.perf_counter() - first < seconds:
+        began = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def _measured(
+    decoder: SpeculativeDecoder,
+    plan: Plan,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    costs: Costs,
+) -> dict[str, Any]:
+    """Decode prompts plainly, by a plan, and by the same plan with lengths that adapt."""
+    own = {"drafted": plan, "auto": replace(plan, schedule=AdaptiveSchedule())}
+    variants = [
+        replace(each, plan=own.get(each.name))
+        for each in bench.variants_of(dict.fromkeys(own, decoder), max_tokens)
+    ]
+    order, began = random.Random(0), time.perf_counter()
+    bench.sweep(variants, prompts, order)  # the first use is slower, and "auto" learns
+    turns: list[bench.Turn] = []
+    while not turns or (len(turns) < TURNS and time.perf_counter() - began < DECODING):
+        turns.append(bench.sweep(variants, prompts, order))
+    # An output's last round may be shorter than was chosen.
+    rounds = [run.outcomes[:-1] or run.outcomes for run in turns[-1]["auto"]]
+    chosen = Counter(each.num_draft for outcomes in rounds for each in outcomes)
+    speeds = {
+        name: bench.typical(turns, name, bench.tokens_per_second) for name in (bench.PLAIN, *own)
+    }
+    return {
+        "dtype": dtype_name(dtype_of(decoder.model)),
+        "pass_seconds": {str(length): seconds for length, seconds in costs.passes.items()},
+        "draft_step_seconds": costs.step,
+        "pass_kernels": kernels(decoder.model),
+        "draft_step_kernels": kernels(decoder.draft) if decoder.draft else 0,
+        "acceptance": acceptance(turns[-1]["drafted"]),
+        "plain_tokens_per_second": speeds[bench.PLAIN],
+        "tokens_per_second": speeds["drafted"],
+        "measured_speedup": bench.gain(turns, "drafted", bench.tokens_per_second),
+        "auto": {
+            "tokens_per_second": speeds["auto"],
+            "speedup": bench.gain(turns, "auto", bench.tokens_per_second),
+            "rounds": {str(length): rounds for length, rounds in chosen.most_common()},
+        },
+    }
 
 
 def acceptance(runs: Iterable[bench.Run]) -> float:
@@ -136,7 +246,55 @@ def acceptance(runs: Iterable[bench.Run]) -> float:
     return accepted / tested if tested else 0.0
 
 
-def _ms(seconds: float) -> str:
+def kernels(model: LanguageModel) -> int:
+    """Count the kernels that a pass over one token launches on a GPU, from its graph.
+
+    Operations that are not views launch one; a write at an offset that only the device knows also
+    computes where. Attention, normalization and rotation are taken for one each, as in MLX's
+    kernels for the usual sizes; the mask is left out. What mx.compile fuses is counted unfused.
+    """
+
+    def one(x: mx.array, *others: Any, **_: Any) -> Any:
+        return mx.depends(x, [each for each in others if isinstance(each, mx.array)])
+
+    names = ("rms_norm", "layer_norm", "rope", "scaled_dot_product_attention")
+    replaced: dict[str, Any] = dict.fromkeys(names, one)
+    plain, graph = _narrow(model), io.StringIO()
+    mx.disable_compile()
+    try:
+        with patch.multiple(mx.fast, **replaced):
+            session, ((*_, last),) = plain.start([[plain.info.eos_token_id]])
+            token = mx.array([[last]], dtype=mx.int32)
+            mx.eval(session.step_argmax(token))  # now there are caches
+            mx.export_to_dot(graph, session.step_argmax(token))
+    finally:
+        mx.enable_compile()
+    found = Counter(re.findall(r'label ?= ?"([A-Za-z0-9]+)', graph.getvalue()))
+    return sum(
+        count * (2 if name == "DynamicSliceUpdate" else 1)
+        for name, count in found.items()
+        if name not in VIEWS
+    )
+
+
+def _narrow(model: LanguageModel) -> LanguageModel:
+    """Return a T5 with as many layers, but narrow, and computed as on a GPU; others as they are."""
+    if isinstance(model, SharingDraft):
+        target = _narrow(model.target)
+        assert isinstance(target, T5)
+        return SharingDraft(target, replace(model.own, d_ff=64, draft_vocab=None))
+    if not isinstance(model, T5):
+        return model
+    sizes: dict[str, Any] = {"d_model": 64, "d_kv": 64, "d_ff": 64, "num_heads": 1, "num_layers": 1}
+    return T5(replace(model.config, **sizes, vocab_size=8, quantization=None))
+
+
+def usual(auto: Mapping[str, Any], most: int = 1) -> str:
+    """Return the lengths that were drafted most often."""
+    return ", ".join([*auto["rounds"]][:most])
+
+
+def as_ms(seconds: float) -> str:
     """Return milliseconds with about three digits."""
     return f"{1e3 * seconds:.{2 if seconds < 0.01 else 1 if seconds < 0.1 else 0}f}"
 

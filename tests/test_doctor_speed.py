@@ -1,0 +1,171 @@
+"""What `doctor` measures, and the block that it prints for an issue."""
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+from speculative_t5 import device
+from speculative_t5.bench import Run, synthetic
+from speculative_t5.checkpoints import dtype_name
+from speculative_t5.cli import doctor as command
+from speculative_t5.decoding import Outcome
+from speculative_t5.distill import DistillOptions, new_draft
+from speculative_t5.doctor import Check, Finding, Subject, speed, tiny
+from speculative_t5.models import T5, T5Config
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from commands import Call
+from markdown_it import MarkdownIt
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure little."""
+    less = {"EVERY": 50, "BUDGET": 0.0, "WINDOW": 0.0, "DECODING": 0.0}
+    for name, value in less.items():
+        monkeypatch.setattr(speed, name, value)
+    shape = T5Config(64, 16, 64, 2, 1, 1, vocab_size=160)
+    monkeypatch.setitem(synthetic.SHAPES, "tiny", shape)
+    for name in speed.PUBLISHED:
+        monkeypatch.setitem(speed.PUBLISHED, name, ("tiny", "tiny"))
+
+
+def test_acceptance_counts_tokens_that_were_reached() -> None:
+    run = Run(outcomes=[Outcome(5, [5], [n], 0.0, 0.0) for n in (5, 1)])
+    assert speed.acceptance([run]) == 6 / 7
+    assert speed.acceptance([]) == 0
+
+
+def costs(step: float, *passes: float) -> speed.Costs:
+    longer = np.interp(range(1, 18), range(1, len(passes) + 1), passes)
+    return speed.Costs(dict(enumerate(longer.tolist(), start=1)), step)
+
+
+def test_the_number_of_tokens_to_draft_follows_from_costs() -> None:
+    free = costs(0.0, 1.0, 1.0)
+    assert speed.tokens_per_round(0.5, 2) == 1.75
+    assert free.speedup(0.5, 2) == 1.75
+    assert free.best(0.5) == 5, "the fewest that are nearly as fast as 16"
+    assert costs(0.2, 1.0, 1.0).speedup(0.5, 2) == pytest.approx(1.75 / 1.4)
+    assert costs(0.9, 1.0, 2.0).best(0.6) == 1
+    assert costs(0.9, 1.0, 2.0).speedup(0.6, 1) < 1
+
+
+class Pass:
+    """A model whose pass launches six kernels: a write counts twice, and a view not at all."""
+
+    info = Mock(eos_token_id=1)
+
+    def start(self, prompts: Any) -> Any:
+        return self, [[0]]
+
+    def step_argmax(self, tokens: mx.array) -> mx.array:
+        x = mx.exp(mx.zeros((1, 1, 64, 64)))
+        written = mx.slice_update(x, x[:, :, :1] + x[:, :, 1:2], tokens.reshape(1) + 1, axes=[2])
+        return mx.fast.scaled_dot_product_attention(x.reshape(x.shape), written, written, scale=1.0)
+
+
+def test_kernels_are_counted() -> None:
+    """As many for each layer, whatever the sizes, and also where the C parts compute the layers."""
+    assert speed.kernels(Pass()) == 6, "an exponential, two sums, a write in two parts, attention"
+    one, two, three = (
+        speed.kernels(tiny.t5(num_decoder_layers=n, d_model=32 * n)) for n in (1, 2, 3)
+    )
+    assert 10 <= two - one == three - two <= 20
+    assert speed.kernels(tiny.ready(tiny.family("opt"))) > 10
+    assert speed.kernels(new_draft(tiny.t5(), DistillOptions(layers=1))) == one
+
+
+def test_random_pairs_accept_as_often_as_asked_in_any_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their outputs have no near-ties, which 16 bits would decide otherwise in longer passes."""
+    for name, value in {"TOKENS": 200, "PROMPTS": 3}.items():
+        monkeypatch.setattr(speed, name, value)
+    score = T5.score
+
+    def rounded(model: T5, kind: Any, x: mx.array, size: int | None) -> mx.array:
+        noise = 0.05 * mx.random.normal(x.shape, x.dtype, key=mx.random.key(0))
+        return score(model, kind, x + noise if x.shape[1] > 1 else x, size)
+
+    monkeypatch.setattr(T5, "score", rounded)
+    for dtype in (mx.float32, mx.bfloat16):
+        monkeypatch.setattr(device, "default_type", lambda d=dtype: device.DefaultType(d, ""))
+        found = speed.t5_base(Subject())
+        assert found.details["acceptance"] == pytest.approx(speed.RATE, abs=0.06)
+        assert found.details["dtype"] == dtype_name(dtype)
+
+
+def test_random_pairs_that_are_too_large_or_too_slow_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(speed, "MOST_SECONDS", 0.0)
+    assert speed.t5_base(Subject()).status == "skipped"
+    monkeypatch.setattr(speed, "memory", lambda: 1000)
+    found = speed.t5_large(Subject())
+    assert found.status == "skipped" and "GB, over half of this machine's memory" in found.reason
+
+
+def tables(block: str) -> dict[str, list[list[str]]]:
+    """Return the rows of Markdown's tables by the first cell of their heads."""
+    found: list[list[list[str]]] = []
+    for token in MarkdownIt("commonmark").enable("table").parse(block):
+        if token.type == "table_open":
+            found.append([])
+        elif token.type == "tr_open":
+            found[-1].append([])
+        elif token.type == "inline" and token.level == 4:  # in a cell
+            found[-1][-1].append(token.content)
+    return {rows[0][0]: rows for rows in found}
+
+
+def test_a_block_for_an_issue_has_every_section(
+    place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the numbers of --json; what was left out has a line of its own."""
+    findings: list[Finding] = []
+
+    def run(check: Check, subject: Subject) -> Finding:
+        if check.name == "t5_large":
+            findings.append(Finding("t5_large", "skipped", "t5-large:t5-small takes 99 GB"))
+        else:
+            findings.append(check.find(subject))
+        return findings[-1]
+
+    monkeypatch.setattr(command, "run", run)
+    chosen = [part for name in ("versions", "device", "speed", "t5_base", "t5_large")
+              for part in ("--only", name)]  # fmt: skip
+    pair = ("--model", str(place / "weights" / "target"), "--draft-model", "weights/draft")
+    monkeypatch.setenv("HOME", str(place))
+    done = call("doctor", "--report", *chosen, *pair)
+    assert done.code == 0 and str(place) not in done.out and done.out.startswith("### `doctor")
+    found = tables(done.out)
+    machine = dict(found.pop("machine")[1:])
+    assert machine.keys() >= {
+        "chip", "CPU cores", "memory", "system", "Python", "MLX", "speculative_t5", "models",
+    }  # fmt: skip
+    assert machine["default type"].startswith("float32: ")
+    assert [row[1] for row in found.pop("check")[1:]] == ["ok"] * 4 + ["skipped"]
+    head, *curves = found.pop("tokens in a pass of the target")
+    assert head[2:] == [*map(str, range(1, 18)), "33", "64"]
+    assert [row[:2] for row in curves] == [
+        ["~/weights/target, drafts by weights/draft", "ms"], ["", "times one token"],
+        ["tiny:tiny", "ms"], ["", "times one token"],
+    ]  # fmt: skip
+    details = findings[2].details
+    for length, ms, times in zip(head[2:], curves[0][2:], curves[1][2:], strict=True):
+        assert ms == speed.as_ms(details["pass_seconds"][length])
+        ratio = details["pass_seconds"][length] / details["pass_seconds"]["1"]
+        assert times == f"{ratio:.2f}"
+    (head, ours, theirs), = found.values()  # fmt: skip
+    assert len(head) == len(ours) == len(theirs) == 12
+    assert ours[4] == str(details["pass_kernels"])
+    assert ours[8] == f"{details['measured_speedup']:.2f}"
+    assert ours[11].split(", ") == [*details["auto"]["rounds"]][:3]
+    assert "Left out: t5-large:t5-small takes 99 GB." in done.out.splitlines()
+    done = call("doctor", "--report", "--only", "t5_large")
+    assert tables(done.out).keys() == {"machine", "check"} and "Left out" in done.out
+    for other in ("--json", "--list"):
+        call("doctor", "--report", other).check_error("--report prints a block of its own")
