@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +15,10 @@ from typing import Any
 from speculative_t5.bench import Report
 from speculative_t5.bench.synthetic import SHAPES
 from speculative_t5.cli.terminal import ArgumentError
+from speculative_t5.models import T5
 
 import compare
+import expected
 import gpu
 import gpu_tables
 import pytest
@@ -207,3 +209,24 @@ def test_other_machines_keep_their_sections(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="lacks the lines"):
         gpu_tables.write(page, "## A\n")
     assert (REPOSITORY / "docs" / "gpu.md").read_text().count(f"\n{BEGIN}\n") == 1
+
+
+def test_what_to_expect_follows_from_bandwidth_launches_and_curves() -> None:
+    """As the page works it out for t5-large; every chip and target has a row there."""
+    large, layer = SHAPES["t5-large"], 6 * 1024 * 1024 + 2 * 1024 * 4096 + 2 * 256 * 1024
+    read = 2 * (24 * layer + 1024 * 32128)
+    chips = {chip.name: chip for chip in expected.CHIPS}
+    m4, m1 = chips["M4 Max"], chips["M1"]
+    assert expected.seconds(replace(m4, launch=0.0), large) == read / 546e9
+    launched = expected.seconds(m4, large) - read / 546e9
+    assert launched == pytest.approx(expected.kernels(T5(large)) * 2.75e-6)
+    assert expected.best(m1, 2.0, 0.0, 0.97)[1] == 63, "any pass up to 64 tokens costs the same"
+    assert expected.best(m4, 2.0, 0.0, 0.75)[1] == 4, "the next token would begin a step"
+    gain, length = expected.best(m4, 2.0, 0.4, 0.75)
+    assert length == 3 and gain == pytest.approx((1 + 0.75 + 0.75**2 + 0.75**3) / (3 * 0.2 + 1.06))
+    assert expected.best(m1, 2.0, 2.0, 0.1) == (1.0, 0)
+    page = (REPOSITORY / "docs" / "gpu.md").read_text()
+    for row in (found := [*expected.rows()]):
+        assert re.search(rf"^\| {re.escape(' | '.join(row[:4]))} \| ", page, re.MULTILINE), row
+    assert ("M4 Max", "t5-11b") in {(row[0], row[3]) for row in found}
+    assert ("M1", "t5-11b") not in {(row[0], row[3]) for row in found}
