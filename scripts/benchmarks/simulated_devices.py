@@ -57,6 +57,7 @@ class Case:
     finds: float = 1.0  # share of rounds in which a lookup finds something
     reads: float = 2.0  # cost of a model's first draft in an output, which reads the prompt
     drift: Callable[[int], float] = lambda round_: 1.0  # how much slower the machine is
+    hiccups: float = 0.0  # share of rounds that take 1 to 6 times as long
 
     def cost(self, num_draft: int, found: int) -> float:
         return self.verify(1 + found) + self.step * num_draft
@@ -96,6 +97,8 @@ CASES = [
     Case("launch-bound, a hopeless draft", launches, 0.4, 0.02),
     Case("two cores", two_cores, 0.1, 0.85),
     Case("two cores, a hopeless draft", two_cores, 0.1, 0.02),
+    Case("two cores, restless", two_cores, 0.1, 0.85, hiccups=0.15),
+    Case("two cores, restless, a lookup", two_cores, 0.0, 0.9, 0.7, hiccups=0.15),
     Case("two cores, busy half of the time", two_cores, 0.1, 0.85, drift=busy),
     Case("M3 and later, busy half of the time", mac_in_steps, 0.12, 0.75, drift=busy),
 ]
@@ -124,7 +127,8 @@ def simulate(case: Case, rounds: int, seed: int = 0) -> Result:
         has_read |= reads
         cost = case.cost(num_draft, found) + COMPILED * is_new + case.reads * reads
         cost *= case.drift(round_)
-        seconds = 0.01 * cost * math.exp(rng.gauss(0, 0.04))
+        hiccup = rng.uniform(1, 6) if rng.random() < case.hiccups else 1.0
+        seconds = 0.01 * cost * hiccup * math.exp(rng.gauss(0, 0.04))
         typical = not (is_new or reads)
         outcome = Outcome(num_draft, [found], [accepted], 0, seconds, 1, 1 + found, typical)
         schedule.observe(outcome)

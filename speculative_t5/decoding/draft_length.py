@@ -41,7 +41,6 @@ OUTLIER = 0.25  # the most that one round may say about a cost, as a logarithm
 UNSETTLED = 0.12  # deviation of several rounds from which on the machine's speed has changed
 RECENT = 5  # rounds whose median tells a change of the machine's speed from an outlier
 NOTHING_KNOWN = 1e-3  # the least that a pass may cost, before any is known
-DOUBT = 0.3  # share of a cost that one round leaves in doubt, the n-th less by 1 / (n + 1)
 AGEING = 1e-4  # share by which a cost becomes doubtful with each round, up to OLD
 OLD = 0.1
 
@@ -50,6 +49,8 @@ EXPLORED_FIRST = 1.5  # rounds of one token that may be lost besides, for a begi
 FIRST_ROUNDS = 3.0  # with drafts, before other lengths are looked at
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
+MOST_IDLE = 500  # rounds, however slow a probe was by chance
+PLANNED_EVERY, MOST_PLANNED = 8, 8  # rounds to plan at a time: one more after so many, at most
 SAVED_FIRST = 2  # rounds before what was learned is kept first, and then as they double
 
 
@@ -183,6 +184,7 @@ class Costs:
         if length not in self.known:
             if abs(median(self._errors or [0])) < UNSETTLED:
                 self.known[length] = [seconds / self.scale, 1.0, self.rounds]
+            self._errors.clear()
             return
         error = math.log(seconds / (self.scale * expected))
         self._errors.append(error)
@@ -210,7 +212,7 @@ class Costs:
                 costs, seen, last = np.array([self.known[n] for n in lengths.tolist()]).T
                 at = lengths - 1
                 expected = expected * np.interp(PASSES, lengths, costs / self._guess[at])
-                doubt = DOUBT / (seen + 1) + np.minimum(OLD, AGEING * (self.rounds - last))
+                doubt = 1 / (seen + 1) + np.minimum(OLD, AGEING * (self.rounds - last))
                 least[at] = costs * (1 - doubt)
                 per_token = np.maximum.accumulate((least / PASSES)[::-1])[::-1]
                 known, least = least[at], np.maximum.accumulate(least)
@@ -236,29 +238,40 @@ class AdaptiveSchedule:
         self._rounds, self._save_at = 0, SAVED_FIRST
         # Passes over one token that may be lost by looking at other lengths.
         self._budget = 0.0 if self._costs else EXPLORED_FIRST
+        self._rate = 1.0  # tokens to expect for each of them
         self._idle = 0  # rounds without a draft
         self._patience = 1.0  # before a probe; by how the last ones went
         self._probe_loss = 0.0  # of the last probe, in passes over one token
-        self._rate = 1.0  # tokens to expect for each of them
         self._best: dict[int, int] = {}  # index of LENGTHS, by the size of the batch
-        self._looks = False  # whether the next round is to look at another length
-        self._planned: dict[int, int] = {}  # by the size of the batch; until the next round
+        # What the next rounds are to draft, and whether that is a look at another length; for a
+        # batch of a size. To choose for each round takes longer than a small model's pass.
+        self._plan: deque[tuple[int, bool]] = deque()
+        self._size = 1
+        self._seen: list[tuple[Outcome, bool]] = []  # since the plan was made
 
     def next(self, remaining: int, rows: int = 1) -> int:
         with self._learning:
-            size = _size(rows)
-            if size not in self._planned:
-                self._planned = {size: self._choose(size)}
-            return min(self._planned[size], remaining - 1)
+            if not self._plan or self._size != _size(rows):
+                self._learn()
+                self._size = _size(rows)
+                self._plan.clear()
+                self._plan.extend(self._choose(self._size))
+            return min(self._plan[0][0], remaining - 1)
 
     def observe(self, outcome: Outcome) -> None:
         with self._learning:
-            self._planned = {}
+            num_draft, looks = self._plan.popleft() if self._plan else (0, False)
+            self._seen.append((outcome, looks and outcome.num_draft == num_draft))
+            if not self._plan:
+                self._learn()
+
+    def _learn(self) -> None:
+        for outcome, looks in self._seen:
             self._rounds += 1
             costs = self._costs_of(_size(outcome.rows))
             if outcome.typical:
                 costs.observe(outcome.length, outcome.seconds)
-            if self._looks and outcome.num_draft and outcome.num_drafted:
+            if looks and outcome.num_drafted:
                 self._charge(costs, outcome)
             else:
                 self._budget += EXPLORED * costs.curves()[0][outcome.length - 1]
@@ -267,28 +280,30 @@ class AdaptiveSchedule:
             elif outcome.num_drafted:
                 self._idle = 0
                 self._counts.add(outcome)
-            if self._rounds >= self._save_at:
-                self._save_at *= 2
-                self._save()
+        self._seen.clear()
+        if self._rounds >= self._save_at:
+            self._save_at *= 2
+            self._save()
 
     def _costs_of(self, size: int) -> Costs:
-        return self._costs.setdefault(size, Costs())
+        if size not in self._costs:
+            self._costs[size] = Costs()
+        return self._costs[size]
 
     def _charge(self, costs: Costs, outcome: Outcome) -> None:
         """Charge what a look has cost, a draft's reading of the text so far included."""
         spent = outcome.seconds / costs.scale if costs.scale else 0.0
-        tokens = 1 + fmean(outcome.num_accepted)
-        self._looks = False
+        loss = max(spent - (1 + fmean(outcome.num_accepted)) / self._rate, 0)
         if not self._idle:
-            self._budget -= max(spent - tokens / self._rate, 0)
+            self._budget -= loss
             return
         # After a probe that succeeds the next comes soon, after failures later.
-        self._probe_loss = max(spent - tokens / self._rate, 0)
-        whole = max(outcome.num_accepted) == outcome.num_draft
-        self._patience *= 1 / 2 if whole else 2
+        self._probe_loss = loss
+        self._patience *= 1 / 2 if max(outcome.num_accepted) == outcome.num_draft else 2
         self._patience = min(max(self._patience, 1 / 2), MAX_PATIENCE)
 
-    def _choose(self, size: int) -> int:
+    def _choose(self, size: int) -> list[tuple[int, bool]]:
+        """Return what the next rounds are to draft, and whether each is a look."""
         costs = self._costs_of(size)
         accepts, chances = self._counts.expected()
         emitted = 1 + accepts[LENGTHS]
@@ -300,20 +315,23 @@ class AdaptiveSchedule:
         best, before = int(np.argmax(rates)), self._best.get(size)
         if before is not None and rates[best] < WORTHWHILE * rates[before]:
             best = before
-        self._best[size], self._rate, self._looks = best, rates[best], False
+        self._best[size], self._rate = best, rates[best]
         losses = np.maximum(expected - emitted / rates[best], 0)
-        begun = self._counts.values[0, 1] >= FIRST_ROUNDS
-        if LENGTHS[best] == 0:
+        usual = (int(LENGTHS[best]), False)
+        count = 1 + min(self._rounds // PLANNED_EVERY, MOST_PLANNED - 1)
+        if usual[0] == 0:
             other = 1 + int(np.argmax(possible[1:]))
             # What is accepted is not seen meanwhile.
             loss = self._probe_loss or losses[other]
-            self._looks = self._idle >= max(1.0, self._patience * loss / EXPLORED)
-            return int(LENGTHS[other]) if self._looks else 0
-        if begun:
+            patience = min(max(1.0, self._patience * loss / EXPLORED), MOST_IDLE)
+            if self._idle >= patience:
+                return [(int(LENGTHS[other]), True)]
+            return [usual] * min(count, math.ceil(patience - self._idle))
+        if self._counts.values[0, 1] >= FIRST_ROUNDS:
             other = int(np.argmax(np.where(losses <= self._budget, possible, 0)))
             if possible[other] > WORTHWHILE * rates[best]:
-                best, self._looks = other, True
-        return int(LENGTHS[best])
+                return [(int(LENGTHS[other]), True)]
+        return [usual] * count
 
     def _save(self) -> None:
         """Keep what was learned for later processes, if there is a file for it."""

@@ -15,7 +15,7 @@ from .drafters import Drafter
 from .logits import NOTHING_LEFT, TokenHistory
 from .protocols import Encoded, LanguageModel, Session, SharingModel
 from .results import FinishReason, Round, Tally, compiled, read
-from .sampling import Groups, Keys, Sampler, final_keys, output_keys, position_keys, round_keys
+from .sampling import Groups, Keys, Sampler, output_keys, position_keys, round_keys
 from .verify import Verifier
 
 WINDOW = 4  # batches of prompts to put in order of length
@@ -33,7 +33,7 @@ class RowOptions:
 
     sampler: Sampler = field(default_factory=Sampler)
     max_tokens: int = 256  # EOS included
-    seed: int = 0  # samples depend on it, the request's number and the position; see `Row.keys`
+    seed: int = 0  # samples depend on it, the request's number and the position
     stop_ids: frozenset[int] = frozenset()  # that end the output, besides those of EOS
     stop_checker: Callable[[], StopChecker] | None = None  # makes one for the output
     drafts: bool = True  # whether tokens are drafted for the row
@@ -110,9 +110,8 @@ class Row:
         """The most tokens to draft: a round emits one more."""
         return self.remaining - 1 if self.request.options.drafts else 0
 
-    def keys(self, later: int) -> np.ndarray:
-        """Return `round_keys`, `later` rounds from this one."""
-        return round_keys(*self._seed, self.tally.rounds + later)
+    def round_keys(self) -> np.ndarray:
+        return round_keys(*self._seed, self.tally.rounds)
 
     def output_keys(self) -> np.ndarray:
         return output_keys(*self._seed)
@@ -300,11 +299,7 @@ class Batch:
         """Return the tokens after `tokens` (B, 1), (B, 1) int32, `later` rounds from this one."""
         if self._groups.greedy:  # lenient or not: there is no draft to be lenient about
             return session.step_argmax(tokens)
-        if self._plan.verifier.is_coupled:
-            keys = self._positions(1, later)
-        else:
-            keys = final_keys(self._round_keys(later)[:, 1])[:, None]
-        return self._groups.choose(session.step(tokens), keys)
+        return self._groups.choose(session.step(tokens), self._positions(1, later))
 
     def _encode_next(self, waiting: Iterator[Request], batch_size: int) -> bool:
         """Encode the next prompts, if there are any: a few together take less time."""
@@ -368,7 +363,8 @@ class Batch:
             self._output_keys = mx.array(np.stack([row.output_keys() for row in self.rows]))
         # On a CPU T5's compiled passes leave the host little to do meanwhile.
         pays = self._model.info.is_decoder_only or not device.on_cpu()
-        self._async = pays and not self._groups.transforms
+        own_tokens = self._groups.greedy or self._plan.verifier.is_coupled
+        self._async = pays and own_tokens and not self._groups.transforms
 
     def _keys(self, num_draft: int) -> Keys:
         """Return keys for drafting, (B, num_draft, 2)."""
@@ -391,5 +387,5 @@ class Batch:
         starts = [len(row.context) - row.start + later for row in self.rows]
         return position_keys(self._output_keys, count, starts)
 
-    def _round_keys(self, later: int = 0) -> mx.array:
-        return mx.array(np.stack([row.keys(later) for row in self.rows]))
+    def _round_keys(self) -> mx.array:
+        return mx.array(np.stack([row.round_keys() for row in self.rows]))
