@@ -8,7 +8,7 @@ from .speed import LENGTHS, PUBLISHED, RATE, as_ms, usual
 
 NOTES = f"""\
 Passes and steps: the shortest of several, interleaved. Speeds: medians of whole outputs, encoding
-included; "{NUM_DRAFT}" drafts {NUM_DRAFT} tokens a round, "auto" chooses (most frequent first).
+included; with K = {NUM_DRAFT} tokens drafted a round, and as "auto" chooses (most frequent first).
 Random pairs: a drafted token is accepted with a chance of {RATE}. Kernels are those that a step
 launches on a GPU, counted in the graph of a pass that is not compiled and not measured: operations
 that are not views, and twice a write at an offset that only the device knows."""
@@ -25,7 +25,7 @@ def as_markdown(pair: str, findings: Sequence[Finding], seconds: float) -> str:
     names = {"speed": pair} | {check: ":".join(shapes) for check, shapes in PUBLISHED.items()}
     speeds = {names[name]: finding.details for name, finding in measured.items()}
     left_out = [
-        f"Left out: {finding.reason}."
+        f"Left out: {names[name]}: {finding.reason}."
         for name, finding in by_name.items()
         if name in names and name not in measured
     ]
@@ -78,8 +78,8 @@ def _curves(speeds: Mapping[str, Mapping[str, Any]]) -> Iterable[Sequence[object
 def _speeds(speeds: Mapping[str, Mapping[str, Any]]) -> str:
     head = (
         "target and draft", "type", "draft's step, ms", "its kernels", "kernels of a plain pass",
-        "accepted", "plain, tokens/s", f"{NUM_DRAFT}, tokens/s", "times plain", "auto, tokens/s",
-        "times plain", "auto drafts",
+        "accepted", "plain, tokens/s", f"K = {NUM_DRAFT}, tokens/s", "times plain",
+        "auto, tokens/s", "times plain", "auto drafts",
     )  # fmt: skip
     rows = (
         (
