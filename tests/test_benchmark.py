@@ -84,7 +84,7 @@ def test_bare_passes_come_after_the_prompt_and_the_output(
 
 def test_outputs_of_one_round_leave_nothing_to_measure(target: T5, quick: None) -> None:
     variants = variants_of({"lookup": SpeculativeDecoder(target, "lookup")}, 1)
-    with refused("plain: every output ends in its first round"):
+    with refused("every output ends with its first token"):
         measure(variants, PROMPTS, 1)
 
 

@@ -26,7 +26,7 @@ from speculative_t5.generation import GenerationOptions
 import numpy as np
 import pytest
 from conftest import tiny_pair
-from simulated_devices import CASES, Case, simulate, two_cores
+from simulated_devices import CASES, Case, simulate
 
 
 def outcome(num_draft: int, accepted: Sequence[int], drafted: Sequence[int] = ()) -> Outcome:
@@ -266,5 +266,25 @@ def test_rounds_that_compile_or_encode_do_not_count() -> None:
 def test_the_lengths_are_few() -> None:
     """As each is a shape of the target's pass to compile for."""
     assert len(LENGTHS) < 25 and LENGTHS[-1] == MAX_DRAFT
-    usual = set(taught(AdaptiveSchedule(), MAX_DRAFT, 500))
-    assert usual <= {*LENGTHS.tolist()} and two_cores(1) == 1
+    assert set(taught(AdaptiveSchedule(), MAX_DRAFT, 500)) <= {*LENGTHS.tolist()}
+    kept = [AdaptiveSchedule().kept(found) for found in (0, 7, 8, 10, 62, 63)]
+    assert kept == [0, 7, 7, 9, 47, 63] and FixedSchedule(9).kept(8) == 8
+
+
+def test_a_lookup_that_finds_less_is_cut_to_one_of_them() -> None:
+    target, _ = tiny_pair("t5", vocab_size=20, layers=2, seed=3)
+    decoder, seen = SpeculativeDecoder(target, "lookup"), list[int]()
+
+    class Asking(AdaptiveSchedule):
+        def next(self, remaining: int, rows: int = 1) -> int:
+            return min(10, remaining - 1)
+
+        def observe(self, outcome: Outcome) -> None:
+            seen.extend(outcome.num_drafted)
+
+    source = [*range(3, 13), 1]
+    plan = replace(decoder.plan(), schedule=Asking())
+    requests = decoder.requests([(0, source)], GenerationOptions(max_tokens=60, forced_tokens=[3]))
+    for _ in decode(target, requests, plan, batch_size=1):
+        pass
+    assert set(seen) <= {*LENGTHS.tolist(), 10} and 7 in seen

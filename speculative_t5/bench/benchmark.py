@@ -126,6 +126,9 @@ class _Recorder:
         self.waits_before = decoding.syncs()
         return self.schedule.next(remaining, rows)
 
+    def kept(self, found: int) -> int:
+        return self.schedule.kept(found)
+
     def observe(self, outcome: Outcome) -> None:
         self.run.waits.append(decoding.syncs() - self.waits_before)
         self.run.outcomes.append(outcome)
@@ -136,7 +139,8 @@ class _Recorder:
 class Report:
     """One variant over all prompts; medians over the turns.
 
-    Figures of rounds leave out the first round of each output, in which the draft reads the prompt.
+    Figures of rounds leave out the first round of each output, in which the draft reads the prompt,
+    unless no output has another.
     """
 
     name: str
@@ -164,8 +168,7 @@ def measure(
 ) -> list[Report]:
     """Measure variants, plain decoding among them, and bare costs `turns` times.
 
-    `progress` receives 1 to `turns` + 2. A variant of which all outputs end in their first round is
-    refused.
+    `progress` receives 1 to `turns` + 2. Outputs of which all have one token are refused.
     """
     order = random.Random(0)
     sweep(variants, prompts, order)  # the first use is slower
@@ -173,13 +176,11 @@ def measure(
 
     def swept(*, timed: bool = False) -> Turn:
         turn = sweep(variants, prompts, order, timed=timed)
-        for name, runs in turn.items():
-            if not emitted_later(runs):
-                raise ValueError(
-                    f"{name}: every output ends in its first round, which leaves nothing "
-                    "to measure: give longer prompts, a larger --max-tokens or a smaller "
-                    "--num-draft"
-                )
+        if not first_counted(turn[PLAIN]):
+            raise ValueError(
+                "every output ends with its first token, which leaves nothing to measure: give "
+                "longer prompts or a larger --max-tokens"
+            )
         return turn
 
     timed = swept(timed=True)
@@ -215,7 +216,7 @@ def make_report(
     name, last = variant.name, turns[-1][variant.name]
 
     def later_per_second(runs: Sequence[Run]) -> float:
-        return emitted_later(runs) / sum(sum(run.rounds[1:]) for run in runs)
+        return emitted_later(runs) / sum(sum(run.rounds[first_counted(runs) :]) for run in runs)
 
     def theory(runs: Sequence[Run], costs: Costs) -> float:
         """Return the speed-up that these rounds would have if only bare passes took time."""
@@ -235,7 +236,9 @@ def make_report(
         draft_ms=draft_ms,
         verify_ms=verify_ms,
         other_ms=_round_ms(timed) - draft_ms - verify_ms,
-        waits=fmean(w for turn in turns for run in turn[name] for w in run.waits[1:]),
+        waits=fmean(
+            w for turn in turns for r in turn[name] for w in r.waits[first_counted(turn[name]) :]
+        ),
         acceptance=accepted / drafted if drafted else 0.0,
         tokens_per_round=tokens_per_pass(last),
         forwards=gain(turns, name, tokens_per_pass),
@@ -252,18 +255,24 @@ def shape_of(variant: Variant, outcome: Outcome) -> tuple[int, int]:
     return outcome.num_draft if variant.decoder.draft else 0, 1 + max(outcome.num_drafted)
 
 
+def first_counted(runs: Sequence[Run]) -> int:
+    """Return the index of each output's first round that counts: 1, or 0 if all have one only."""
+    return int(any(len(run.rounds) > 1 for run in runs))
+
+
 def later_outcomes(runs: Sequence[Run]) -> list[Outcome]:
-    """Return the outcomes of all rounds but the first of each output."""
-    return [outcome for run in runs for outcome in run.outcomes[1:]]
+    """Return the outcomes of all rounds that count."""
+    return [outcome for run in runs for outcome in run.outcomes[first_counted(runs) :]]
 
 
 def emitted_later(runs: Sequence[Run]) -> int:
-    """Count the tokens emitted after the first rounds."""
-    return sum(sum(run.emitted[1:]) for run in runs)
+    """Count the tokens emitted in rounds that count."""
+    return sum(sum(run.emitted[first_counted(runs) :]) for run in runs)
 
 
 def _round_ms(runs: Sequence[Run]) -> float:
-    return 1e3 * fmean(seconds for run in runs for seconds in run.rounds[1:])
+    first = first_counted(runs)
+    return 1e3 * fmean(seconds for run in runs for seconds in run.rounds[first:])
 
 
 @dataclass(frozen=True)

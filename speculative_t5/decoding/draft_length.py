@@ -87,6 +87,10 @@ class Schedule(Protocol):
         batch has `rows` rows.
         """
 
+    def kept(self, found: int) -> int:
+        """Return how many tokens to keep of a draft that has fewer than were asked for."""
+        return found
+
     def observe(self, outcome: Outcome) -> None:
         """Learn from the round that the last `next` was for."""
         return
@@ -222,7 +226,7 @@ class Costs:
         return self._curves
 
 
-class AdaptiveSchedule:
+class AdaptiveSchedule(Schedule):
     """Chooses the draft length with the most expected tokens per second; 0 if none pays.
 
     A round that drafts K tokens is expected to emit 1 + the tokens accepted (2211.17192, equation
@@ -257,6 +261,9 @@ class AdaptiveSchedule:
                 self._plan.clear()
                 self._plan.extend(self._choose(self._size))
             return min(self._plan[0][0], remaining - 1)
+
+    def kept(self, found: int) -> int:
+        return int(LENGTHS[np.searchsorted(LENGTHS, found, side="right") - 1])
 
     def observe(self, outcome: Outcome) -> None:
         with self._learning:

@@ -257,11 +257,13 @@ class Batch:
             keys = self._keys(num_draft)
             draft = plan.drafter.propose(contexts, num_draft, self._groups, keys)
             if self._async and num_draft == 0:
-                found = self._plain(session)
+                verdicts = self._plain(session)
             else:
                 typical, self._next_tokens = self._next_tokens is None, None
                 # Each row by its own limit: its draft is the same whatever its neighbours are.
-                draft = draft.limited(limits)
+                found = max(draft.lengths)
+                kept = found if found >= num_draft else plan.schedule.kept(found)
+                draft = draft.limited([min(limit, kept) for limit in limits])
                 if plan.timed:  # a pass must not take longer the more a lookup happens to find
                     draft = draft.padded(num_draft)
                     read(draft.tokens)
@@ -269,11 +271,11 @@ class Batch:
                 width = draft.tokens.shape[1]
                 history = TokenHistory(contexts, [row.start for row in rows], draft.tokens)
                 keys = self._verdict_keys(width)
-                found = plan.verifier.verify(session, history, draft, self._groups, keys)
+                verdicts = plan.verifier.verify(session, history, draft, self._groups, keys)
         ended, now = time.perf_counter(), self._now()
         done = [
             row.emit(tokens, num_accepted, length, num_draft, now)
-            for row, (tokens, num_accepted), length in zip(rows, found, lengths, strict=True)
+            for row, (tokens, num_accepted), length in zip(rows, verdicts, lengths, strict=True)
         ]
         whole = [i for i, limit in enumerate(limits) if limit >= num_draft]  # may use all of it
         counts = [lengths[i] for i in whole], [done[i].num_accepted for i in whole]
