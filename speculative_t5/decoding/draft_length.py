@@ -181,7 +181,7 @@ class Costs:
     def observe(self, length: int, seconds: float) -> None:
         """Learn from a round with a pass over `length` tokens."""
         self.rounds += 1
-        expected = self.curves()[0][length - 1]
+        expected = self.cost(length)
         self._curves = None
         if self.scale is None:
             self.scale = seconds / expected
@@ -202,6 +202,11 @@ class Costs:
             self.scale *= math.exp(common)
         else:
             self.scale *= math.exp(FOLLOWS * min(max(error, -OUTLIER), OUTLIER))
+
+    def cost(self, length: int) -> float:
+        """Return the cost to expect of a pass over `length` tokens."""
+        known = self.known.get(length)
+        return known[0] if known else float(self.curves()[0][length - 1])
 
     def curves(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the cost to expect and the least that is possible, for each of PASSES.
@@ -281,7 +286,7 @@ class AdaptiveSchedule(Schedule):
             if looks and outcome.num_drafted:
                 self._charge(costs, outcome)
             else:
-                self._budget += EXPLORED * costs.curves()[0][outcome.length - 1]
+                self._budget += EXPLORED * costs.cost(outcome.length)
             if outcome.num_draft == 0:
                 self._idle += 1
             elif outcome.num_drafted:
