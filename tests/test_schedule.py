@@ -58,7 +58,7 @@ def test_positions_have_rates_of_their_own(
     asked: int, drafted: int, accepted: int, expected: dict[int, tuple[int, int]]
 ) -> None:
     counts = Counts()
-    counts.add(outcome(asked, [accepted] * 10_000, [drafted] * 10_000))
+    counts.add([outcome(asked, [accepted] * 10_000, [drafted] * 10_000)])
     accepts, chances = counts.expected()
     for length, found in expected.items():
         assert (accepts[length], chances[length]) == pytest.approx(found, abs=0.05)
@@ -68,7 +68,7 @@ def test_positions_have_rates_of_their_own(
 def test_what_is_not_found_is_told_from_what_is_rejected() -> None:
     """A lookup finds something in half of the rounds, and then nearly all of it is right."""
     counts = Counts()
-    counts.add(outcome(8, [8] * 5000 + [0] * 5000, [8] * 5000 + [0] * 5000))
+    counts.add([outcome(8, [8] * 5000 + [0] * 5000, [8] * 5000 + [0] * 5000)])
     accepts, chances = counts.expected()
     assert accepts[8] == pytest.approx(4, rel=0.01) and chances[8] == pytest.approx(0.5, rel=0.01)
     assert accepts[MAX_DRAFT] > 25, "longer drafts are expected to go on like this"
@@ -78,13 +78,12 @@ def test_costs_follow_the_machine_and_keep_their_ratios() -> None:
     costs = Costs()
     for speed in (0.01, 0.02):
         for _ in range(40):
-            for length, cost in ((1, 1.0), (5, 2.0), (9, 2.5)):
-                costs.observe(length, speed * cost)
+            costs.observe([(n, speed * cost) for n, cost in ((1, 1.0), (5, 2.0), (9, 2.5))])
         expected, _ = costs.curves()
         np.testing.assert_allclose(expected[[4, 8]] / expected[0], [2, 2.5], rtol=0.02)
         assert costs.scale == pytest.approx(speed / expected[0], rel=0.05)
     for _ in range(60):
-        costs.observe(5, 0.08)  # the machine is busy, and no other length is in use
+        costs.observe([(5, 0.08)])  # the machine is busy, and no other length is in use
     expected, _ = costs.curves()
     assert expected[4] / expected[0] == pytest.approx(2, rel=0.05)
     assert expected[4] < expected[6] < expected[8] < expected[12]
@@ -103,20 +102,19 @@ def test_the_least_cost_follows_from_the_known_ones() -> None:
 def test_a_round_that_took_too_long_by_chance_changes_little() -> None:
     costs = Costs()
     for _ in range(50):
-        costs.observe(1, 0.01)
-        costs.observe(5, 0.02)
-    costs.observe(5, 2.0)
+        costs.observe([(1, 0.01), (5, 0.02)])
+    costs.observe([(5, 2.0)])
     expected, _ = costs.curves()
     assert expected[4] / expected[0] == pytest.approx(2, rel=0.05)
-    assert costs.scale and costs.scale * expected[0] == pytest.approx(0.01, rel=0.05)
+    assert costs.scale * expected[0] == pytest.approx(0.01, rel=0.05)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_is_nearly_as_fast_as_the_best_length_on_simulated_devices(case: Case) -> None:
-    results = [simulate(case, 1000, seed) for seed in range(5)]
+    results = [simulate(case, 1000, seed) for seed in range(10)]
     assert np.mean([each.efficiency for each in results]) > 0.9, "it has begun with nothing"
     assert np.mean([each.later for each in results]) > (0.9 if case.hiccups else 0.96)
-    assert min(each.over_plain for each in results) > 0.95, "it is never much slower than plain"
+    assert min(each.over_plain for each in results) > 0.94, "it is never much slower than plain"
 
 
 def test_it_begins_with_a_draft_and_compares_it_with_plain_decoding() -> None:
@@ -137,10 +135,9 @@ def test_it_learns_from_rounds() -> None:
 
 def test_it_probes_later_and_later() -> None:
     """Probes are so rare that they cost little, and rarer after each failure, up to a limit."""
-    lengths = taught(AdaptiveSchedule(), 0, 4000)
-    probes = np.flatnonzero(np.array(lengths[100:]))
+    probes = np.flatnonzero(taught(AdaptiveSchedule(), 0, 4000))
     gaps = np.diff(probes)
-    assert 3 < len(gaps) < 80 and (gaps[-3:] >= gaps[0]).all() and gaps.max() < 1000
+    assert 10 < len(gaps) < 60 and gaps[:5].max() * 10 < gaps[-5:].min() and gaps.max() < 1000
 
 
 def test_each_size_of_batch_has_costs_of_its_own() -> None:
@@ -167,8 +164,8 @@ def test_what_was_learned_is_kept_by_models_options_and_hardware(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taught(stored("this", 1), 2, 300)
-    knows = taught(stored("this", 1), 2, 1)
-    assert knows == [2] and taught(stored("that", 1), 2, 1) != knows
+    knows, nothing = taught(stored("this", 1), 2, 1), taught(AdaptiveSchedule(), 2, 1)
+    assert knows != nothing and taught(stored("that", 1), 2, 1) == nothing
     for name in ("a.home", "a.office"):  # a laptop's name changes with its network
         monkeypatch.setattr("platform.node", lambda name=name: name)
         monkeypatch.setattr("socket.gethostname", lambda name=name: name)
@@ -185,7 +182,7 @@ def test_what_was_learned_is_kept_by_models_options_and_hardware(
     ]
     for name, value in changes:
         monkeypatch.setattr(name, value)
-        assert taught(stored("this", 1), 2, 1) != knows, name
+        assert taught(stored("this", 1), 2, 1) == nothing, name
         taught(stored("this", 1), 2, 300)
         assert taught(stored("this", 1), 2, 1) == knows, name
 

@@ -68,10 +68,10 @@ def test_threads_that_share_a_decoder_give_the_same_outputs(
         time.sleep(0.2)  # all others have begun by then
         return stored(*settings)
 
-    def add_alone(counts: Counts, outcome: decoding.Outcome) -> None:
+    def add_alone(counts: Counts, outcomes: list[decoding.Outcome]) -> None:
         assert learning.acquire(blocking=False)
         time.sleep(0.001)
-        add(counts, outcome)
+        add(counts, outcomes)
         learning.release()
 
     monkeypatch.setattr(decoding, "stored", slowly_stored)

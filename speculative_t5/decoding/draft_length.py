@@ -35,14 +35,13 @@ MEMORY = 0.98  # factor by which counts decay each round
 LONGER = 0.995  # and those of positions that were not asked for
 
 MORE_TOKENS = 0.2  # guess: the cost of a further token in a round, by that of a pass over one
-FOLLOWS = 0.1  # share of a round's deviation that is taken for a change of the machine's speed
-LEAST_SHARE = 0.04  # and the least share that is taken for the length's own, after many rounds
-OUTLIER = 0.25  # the most that one round may say about a cost, as a logarithm
-UNSETTLED = 0.12  # deviation of several rounds from which on the machine's speed has changed
-RECENT = 5  # rounds whose median tells a change of the machine's speed from an outlier
+MOST_SEEN = 50  # rounds after which a length's cost is as well known as it can be
+OUTLIER = 0.25  # the most that a round may say about a cost, as a logarithm
+AROUND = 5  # rounds before and after, whose median tells the machine's speed
+UNSETTLED = 0.12  # difference between the two from which on that has changed
 NOTHING_KNOWN = 1e-3  # the least that a pass may cost, before any is known
-AGEING = 1e-4  # share by which a cost becomes doubtful with each round, up to OLD
-OLD = 0.1
+AGEING = 2e-3  # by how much the doubt about a cost grows with each round without one
+MOST_DOUBT = 0.9  # share of a cost that may be an error
 
 EXPLORED = 1 / 64  # share of the time that may be lost by looking at other lengths
 EXPLORED_FIRST = 1.5  # rounds of one token that may be lost besides, for a beginning
@@ -50,7 +49,8 @@ FIRST_ROUNDS = 3.0  # with drafts, before other lengths are looked at
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
 MOST_IDLE = 500  # rounds, however slow a probe was by chance
-PLANNED_EVERY, MOST_PLANNED = 8, 8  # rounds to plan at a time: one more after so many, at most
+PLANNED_EVERY, MOST_PLANNED = 8, 16  # rounds to plan at a time: one more after so many, at most
+NEWLY_CHOSEN = 3  # rounds after which a new choice is thought over
 SAVED_FIRST = 2  # rounds before what was learned is kept first, and then as they double
 
 
@@ -120,22 +120,23 @@ class Counts:
     def __init__(self, values: Any = None) -> None:
         self.values = np.zeros((5, MAX_DRAFT + 1)) if values is None else np.array(values, float)
 
-    def add(self, outcome: Outcome) -> None:
-        """Count a round for which at least one token was asked."""
-        most = outcome.num_draft
-        self.values[:, : most + 1] *= MEMORY
-        self.values[:, most + 1 :] *= LONGER
-        asked, had, reached, offered, passed = self.values
-        for drafted, accepted in zip(outcome.num_drafted, outcome.num_accepted, strict=True):
-            asked[1 : most + 1] += 1
-            had[1 : min(drafted, most) + 1] += 1
-            reached[1 : min(accepted + 1, most) + 1] += 1
-            offered[1 : min(accepted + 1, drafted, most) + 1] += 1
-            passed[1 : min(accepted, most) + 1] += 1
-            asked[0] += 1
-            had[0] += max(drafted - most, 0)
-            reached[0] += accepted >= most
-            passed[0] += max(accepted - most, 0)
+    def add(self, outcomes: Sequence[Outcome]) -> None:
+        """Count rounds for each of which at least one token was asked."""
+        rounds = np.array([[each.num_draft] for each in outcomes])
+        here = (rounds >= np.arange(MAX_DRAFT + 1)).sum(axis=0)  # rounds that asked for so many
+        self.values *= MEMORY**here * LONGER ** (len(rounds) - here)
+        asked, drafted, accepted = np.array([
+            (each.num_draft, drafted, accepted)
+            for each in outcomes
+            for drafted, accepted in zip(each.num_drafted, each.num_accepted, strict=True)
+        ]).T  # fmt: skip
+        reached = np.minimum(accepted + 1, asked)
+        last = [asked, np.minimum(drafted, asked), reached, np.minimum(drafted, reached), accepted]
+        places = np.minimum(last, asked)[..., None] >= np.arange(1, MAX_DRAFT + 1)
+        self.values[:, 1:] += places.sum(axis=1)
+        beyond, passed = np.maximum(drafted - asked, 0), np.maximum(accepted - asked, 0)
+        extra = [len(asked), beyond.sum(), (accepted >= asked).sum(), 0, passed.sum()]
+        self.values[:, 0] += extra
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """Return what to expect for K = 0 to MAX_DRAFT: accepted tokens, and chances of drafts.
@@ -163,45 +164,44 @@ class Counts:
 class Costs:
     """What rounds take, by the tokens in the target's pass, relative to a pass over one.
 
-    All lengths share one `scale`, in seconds, which follows the machine's speed, so that a busy
-    machine changes no ratio. Lengths that have not been seen are as costly as a guess, or as those
-    around them.
+    Each round is compared with those around it, so that a machine that becomes slower changes no
+    ratio. Lengths that have not been seen are as costly as a guess, or as those around them.
     """
 
     def __init__(self, known: Mapping[int, Sequence[float]] | None = None) -> None:
-        self.scale: float | None = None
-        self.rounds = 0
-        # How much longer than expected the last rounds took, as logarithms.
-        self._errors: deque[float] = deque(maxlen=RECENT)
         # Of each length: cost, rounds that it was seen in, the last of them.
         self.known = {n: [cost, seen, 0.0] for n, (cost, seen) in (known or {}).items()}
+        self.rounds = 0
+        self._last: list[tuple[int, float]] = []  # rounds, as `observe` is given them
         self._guess = 1 + MORE_TOKENS * (PASSES - 1.0)
         self._curves: tuple[np.ndarray, np.ndarray] | None = None
 
-    def observe(self, length: int, seconds: float) -> None:
-        """Learn from a round with a pass over `length` tokens."""
-        self.rounds += 1
-        expected = self.cost(length)
+    @property
+    def scale(self) -> float:
+        """Seconds for a cost of 1 in the last rounds; 0 before the first."""
+        return median([seconds / self.cost(n) for n, seconds in self._last] or [0.0])
+
+    def observe(self, rounds: Sequence[tuple[int, float]]) -> None:
+        """Learn from rounds in their order, each as the tokens of its pass and its seconds."""
+        every = [*self._last, *rounds]
+        paces = [math.log(s / self.known[n][0]) if n in self.known else None for n, s in every]
+        for at, (length, seconds) in enumerate(rounds, start=len(self._last)):
+            self.rounds += 1
+            before, after = (
+                [pace for pace in part if pace is not None]
+                for part in (paces[max(at - AROUND, 0) : at], paces[at + 1 : at + 1 + AROUND])
+            )
+            if before and after and abs(median(before) - median(after)) > UNSETTLED:
+                continue  # another program has begun, or ended
+            cost, seen, _ = self.known.get(length, (self.cost(length), 0.0, 0.0))
+            own = math.log(seconds / cost)
+            own -= median(before + after or [own])
+            if seen:
+                own = min(max(own, -OUTLIER), OUTLIER)
+            cost *= math.exp(own / (seen + 1))
+            self.known[length] = [cost, min(seen + 1, MOST_SEEN), self.rounds]
+        self._last = every[-AROUND:]
         self._curves = None
-        if self.scale is None:
-            self.scale = seconds / expected
-        if length not in self.known:
-            if abs(median(self._errors or [0])) < UNSETTLED:
-                self.known[length] = [seconds / self.scale, 1.0, self.rounds]
-            self._errors.clear()
-            return
-        error = math.log(seconds / (self.scale * expected))
-        self._errors.append(error)
-        common = median(self._errors)
-        cost, seen, _ = self.known[length]
-        share = max(1 / (seen + 1), LEAST_SHARE)
-        own = min(max(error - (1 - share) * common, -OUTLIER), OUTLIER)
-        self.known[length] = [cost * math.exp(share * own), seen + 1, self.rounds]
-        if len(self._errors) == RECENT and abs(common) > UNSETTLED:  # another program has begun
-            self._errors.clear()
-            self.scale *= math.exp(common)
-        else:
-            self.scale *= math.exp(FOLLOWS * min(max(error, -OUTLIER), OUTLIER))
 
     def cost(self, length: int) -> float:
         """Return the cost to expect of a pass over `length` tokens."""
@@ -221,7 +221,7 @@ class Costs:
                 costs, seen, last = np.array([self.known[n] for n in lengths.tolist()]).T
                 at = lengths - 1
                 expected = expected * np.interp(PASSES, lengths, costs / self._guess[at])
-                doubt = 1 / (seen + 1) + np.minimum(OLD, AGEING * (self.rounds - last))
+                doubt = np.minimum((1 + AGEING * (self.rounds - last)) / (seen + 1), MOST_DOUBT)
                 least[at] = costs * (1 - doubt)
                 per_token = np.maximum.accumulate((least / PASSES)[::-1])[::-1]
                 known, least = least[at], np.maximum.accumulate(least)
@@ -278,11 +278,16 @@ class AdaptiveSchedule(Schedule):
                 self._learn()
 
     def _learn(self) -> None:
+        by_size: dict[int, list[tuple[int, float]]] = {}
+        for outcome, _ in self._seen:
+            if outcome.typical:
+                times = by_size.setdefault(_size(outcome.rows), [])
+                times.append((outcome.length, outcome.seconds))
+        for size, times in by_size.items():
+            self._costs_of(size).observe(times)
         for outcome, looks in self._seen:
             self._rounds += 1
             costs = self._costs_of(_size(outcome.rows))
-            if outcome.typical:
-                costs.observe(outcome.length, outcome.seconds)
             if looks and outcome.num_drafted:
                 self._charge(costs, outcome)
             else:
@@ -291,7 +296,8 @@ class AdaptiveSchedule(Schedule):
                 self._idle += 1
             elif outcome.num_drafted:
                 self._idle = 0
-                self._counts.add(outcome)
+        if drafts := [each for each, _ in self._seen if each.num_draft and each.num_drafted]:
+            self._counts.add(drafts)
         self._seen.clear()
         if self._rounds >= self._save_at:
             self._save_at *= 2
@@ -303,14 +309,17 @@ class AdaptiveSchedule(Schedule):
         return self._costs[size]
 
     def _charge(self, costs: Costs, outcome: Outcome) -> None:
-        """Charge what a look has cost, a draft's reading of the text so far included."""
-        spent = outcome.seconds / costs.scale if costs.scale else 0.0
-        loss = max(spent - (1 + fmean(outcome.num_accepted)) / self._rate, 0)
+        """Charge what a look has cost, a draft's reading of the text so far included.
+
+        One by which more was accepted than usual is credited, so that chance decides nothing.
+        """
+        spent = outcome.seconds / scale if (scale := costs.scale) else 0.0
+        loss = spent - (1 + fmean(outcome.num_accepted)) / self._rate
         if not self._idle:
             self._budget -= loss
             return
         # After a probe that succeeds the next comes soon, after failures later.
-        self._probe_loss = loss
+        self._probe_loss = max(loss, 0)
         self._patience *= 1 / 2 if max(outcome.num_accepted) == outcome.num_draft else 2
         self._patience = min(max(self._patience, 1 / 2), MAX_PATIENCE)
 
@@ -330,19 +339,23 @@ class AdaptiveSchedule(Schedule):
         self._best[size], self._rate = best, rates[best]
         losses = np.maximum(expected - emitted / rates[best], 0)
         usual = (int(LENGTHS[best]), False)
-        count = 1 + min(self._rounds // PLANNED_EVERY, MOST_PLANNED - 1)
+        seen = sum(rounds for _, rounds, _ in costs.known.values())
+        count = 1 + min(int(max(self._rounds, seen)) // PLANNED_EVERY, MOST_PLANNED - 1)
+        if best != before:
+            count = min(count, NEWLY_CHOSEN)
+        around = [usual] * (count // 2)  # to compare another length with
         if usual[0] == 0:
             other = 1 + int(np.argmax(possible[1:]))
             # What is accepted is not seen meanwhile.
             loss = self._probe_loss or losses[other]
             patience = min(max(1.0, self._patience * loss / EXPLORED), MOST_IDLE)
             if self._idle >= patience:
-                return [(int(LENGTHS[other]), True)]
+                return [*around, (int(LENGTHS[other]), True), *around]
             return [usual] * min(count, math.ceil(patience - self._idle))
         if self._counts.values[0, 1] >= FIRST_ROUNDS:
             other = int(np.argmax(np.where(losses <= self._budget, possible, 0)))
             if possible[other] > WORTHWHILE * rates[best]:
-                return [(int(LENGTHS[other]), True)]
+                return [*around, (int(LENGTHS[other]), True), *around]
         return [usual] * count
 
     def _save(self) -> None:
