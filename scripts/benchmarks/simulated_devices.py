@@ -107,7 +107,7 @@ CASES = [
 def simulate(case: Case, rounds: int, seed: int = 0) -> Result:
     """Decode so many rounds with a schedule that has learned nothing yet."""
     rng, schedule = random.Random(seed), AdaptiveSchedule()
-    best = max(case.speed(length) for length in LENGTHS.tolist())
+    best = max(case.speed(length) for length in LENGTHS)
     seen: set[int] = set()
     chosen: list[int] = []
     spent: list[float] = []
@@ -153,7 +153,7 @@ def main(
     print("|---|---|---|---|---|---|")
     for case in CASES:
         done = [simulate(case, rounds, seed) for seed in range(seeds)]
-        best = max(LENGTHS.tolist(), key=case.speed)
+        best = max(LENGTHS, key=case.speed)
         (usual, _), *_ = Counter(each.usual for each in done).most_common(1)
         mean = [
             fmean(values)

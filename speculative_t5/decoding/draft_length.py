@@ -8,6 +8,7 @@ import os
 import platform
 import tempfile
 import threading
+from bisect import bisect
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from ..files import write_whole
 
 MAX_DRAFT = 63  # the most that an adaptive schedule asks for: passes of up to 64 tokens
 # That it asks for, as each is a shape to compile for: few, and just below the steps of GPUs.
-LENGTHS = np.array([0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, MAX_DRAFT])
+LENGTHS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, MAX_DRAFT]
 PASSES = np.arange(1, 2 * MAX_DRAFT + 2)  # tokens in a pass: a lookup may add as many to a draft
 
 TYPICAL_RATE = 0.8  # acceptance rate of a draft that is worth having
@@ -48,6 +49,7 @@ EXPLORED_FIRST = 1.5  # rounds of one token that may be lost besides, for a begi
 FIRST_ROUNDS = 3.0  # with drafts, before other lengths are looked at
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
+PROBED = 2  # rounds of a probe
 MOST_IDLE = 500  # rounds, however slow a probe was by chance
 PLANNED_EVERY, MOST_PLANNED = 8, 16  # rounds to plan at a time: one more after so many, at most
 NEWLY_CHOSEN = 3  # rounds after which a new choice is thought over
@@ -122,21 +124,25 @@ class Counts:
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
         """Count rounds for each of which at least one token was asked."""
-        rounds = np.array([[each.num_draft] for each in outcomes])
-        here = (rounds >= np.arange(MAX_DRAFT + 1)).sum(axis=0)  # rounds that asked for so many
-        self.values *= MEMORY**here * LONGER ** (len(rounds) - here)
-        asked, drafted, accepted = np.array([
-            (each.num_draft, drafted, accepted)
-            for each in outcomes
-            for drafted, accepted in zip(each.num_drafted, each.num_accepted, strict=True)
-        ]).T  # fmt: skip
-        reached = np.minimum(accepted + 1, asked)
-        last = [asked, np.minimum(drafted, asked), reached, np.minimum(drafted, reached), accepted]
-        places = np.minimum(last, asked)[..., None] >= np.arange(1, MAX_DRAFT + 1)
-        self.values[:, 1:] += places.sum(axis=1)
-        beyond, passed = np.maximum(drafted - asked, 0), np.maximum(accepted - asked, 0)
-        extra = [len(asked), beyond.sum(), (accepted >= asked).sum(), 0, passed.sum()]
-        self.values[:, 0] += extra
+        ends = np.zeros((6, MAX_DRAFT + 1))  # at i: rows that count up to i; at last, rounds
+        extra = [0, 0, 0, 0, 0]
+        for outcome in outcomes:
+            asked = outcome.num_draft
+            ends[5, asked] += 1
+            for drafted, accepted in zip(outcome.num_drafted, outcome.num_accepted, strict=True):
+                had, reached = min(drafted, asked), min(accepted + 1, asked)
+                passed = min(accepted, asked)
+                for count, end in enumerate((asked, had, reached, min(had, reached), passed)):
+                    ends[count, end] += 1
+                extra[0] += 1
+                extra[1] += drafted - had
+                extra[2] += passed == asked
+                extra[4] += accepted - passed
+        counts = ends[:, ::-1].cumsum(axis=1)[:, ::-1]
+        rounds, counts = counts[5], counts[:5]
+        counts[:, 0] = extra
+        self.values *= MEMORY**rounds * LONGER ** (len(outcomes) - rounds)
+        self.values += counts
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """Return what to expect for K = 0 to MAX_DRAFT: accepted tokens, and chances of drafts.
@@ -192,7 +198,7 @@ class Costs:
                 for part in (paces[max(at - AROUND, 0) : at], paces[at + 1 : at + 1 + AROUND])
             )
             if before and after and abs(median(before) - median(after)) > UNSETTLED:
-                continue  # another program has begun, or ended
+                continue  # another program has begun, or ended its work
             cost, seen, _ = self.known.get(length, (self.cost(length), 0.0, 0.0))
             own = math.log(seconds / cost)
             own -= median(before + after or [own])
@@ -249,7 +255,7 @@ class AdaptiveSchedule(Schedule):
         self._budget = 0.0 if self._costs else EXPLORED_FIRST
         self._rate = 1.0  # tokens to expect for each of them
         self._idle = 0  # rounds without a draft
-        self._patience = 1.0  # before a probe; by how the last ones went
+        self._patience = 1.0  # before a probe; it doubles with each that changes nothing
         self._probe_loss = 0.0  # of the last probe, in passes over one token
         self._best: dict[int, int] = {}  # index of LENGTHS, by the size of the batch
         # What the next rounds are to draft, and whether that is a look at another length; for a
@@ -268,7 +274,7 @@ class AdaptiveSchedule(Schedule):
             return min(self._plan[0][0], remaining - 1)
 
     def kept(self, found: int) -> int:
-        return int(LENGTHS[np.searchsorted(LENGTHS, found, side="right") - 1])
+        return LENGTHS[bisect(LENGTHS, found) - 1]
 
     def observe(self, outcome: Outcome) -> None:
         with self._learning:
@@ -315,13 +321,10 @@ class AdaptiveSchedule(Schedule):
         """
         spent = outcome.seconds / scale if (scale := costs.scale) else 0.0
         loss = spent - (1 + fmean(outcome.num_accepted)) / self._rate
-        if not self._idle:
+        if self._best.get(_size(outcome.rows)):
             self._budget -= loss
-            return
-        # After a probe that succeeds the next comes soon, after failures later.
-        self._probe_loss = max(loss, 0)
-        self._patience *= 1 / 2 if max(outcome.num_accepted) == outcome.num_draft else 2
-        self._patience = min(max(self._patience, 1 / 2), MAX_PATIENCE)
+        else:
+            self._probe_loss += loss
 
     def _choose(self, size: int) -> list[tuple[int, bool]]:
         """Return what the next rounds are to draft, and whether each is a look."""
@@ -331,31 +334,33 @@ class AdaptiveSchedule(Schedule):
         expected, least = (_per_length(curve, chances) for curve in costs.curves())
         rates = emitted / expected
         # No further than twice what is known: the costs of long passes are a mere guess.
-        near = 2 * max(costs.known, default=1) > LENGTHS
+        near = np.array(LENGTHS) < 2 * max(costs.known, default=1)
         possible = np.where(near, emitted / least, 0)
         best, before = int(np.argmax(rates)), self._best.get(size)
         if before is not None and rates[best] < WORTHWHILE * rates[before]:
             best = before
         self._best[size], self._rate = best, rates[best]
         losses = np.maximum(expected - emitted / rates[best], 0)
-        usual = (int(LENGTHS[best]), False)
+        usual = (LENGTHS[best], False)
         seen = sum(rounds for _, rounds, _ in costs.known.values())
         count = 1 + min(int(max(self._rounds, seen)) // PLANNED_EVERY, MOST_PLANNED - 1)
         if best != before:
             count = min(count, NEWLY_CHOSEN)
         around = [usual] * (count // 2)  # to compare another length with
         if usual[0] == 0:
-            other = 1 + int(np.argmax(possible[1:]))
+            other = 1 + int(np.argmax(rates[1:]))
             # What is accepted is not seen meanwhile.
-            loss = self._probe_loss or losses[other]
+            loss = max(self._probe_loss, 0.0) or losses[other]
             patience = min(max(1.0, self._patience * loss / EXPLORED), MOST_IDLE)
             if self._idle >= patience:
-                return [*around, (int(LENGTHS[other]), True), *around]
+                self._probe_loss, self._patience = 0.0, min(2 * self._patience, MAX_PATIENCE)
+                return [*around, *[(LENGTHS[other], True)] * PROBED, *around]
             return [usual] * min(count, math.ceil(patience - self._idle))
+        self._patience = 1.0
         if self._counts.values[0, 1] >= FIRST_ROUNDS:
             other = int(np.argmax(np.where(losses <= self._budget, possible, 0)))
             if possible[other] > WORTHWHILE * rates[best]:
-                return [*around, (int(LENGTHS[other]), True), *around]
+                return [*around, (LENGTHS[other], True), *around]
         return [usual] * count
 
     def _save(self) -> None:
