@@ -99,6 +99,7 @@ CASES = [
     Case("two cores, a hopeless draft", two_cores, 0.1, 0.02),
     Case("two cores, restless", two_cores, 0.1, 0.85, hiccups=0.15),
     Case("two cores, restless, a lookup", two_cores, 0.0, 0.9, 0.7, hiccups=0.15),
+    Case("two cores, restless, it seldom finds", two_cores, 0.0, 0.5, 0.1, hiccups=0.15),
     Case("two cores, busy half of the time", two_cores, 0.1, 0.85, drift=busy),
     Case("M3 and later, busy half of the time", mac_in_steps, 0.12, 0.75, drift=busy),
 ]

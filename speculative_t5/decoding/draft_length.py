@@ -194,17 +194,19 @@ class Costs:
         for at, (length, seconds) in enumerate(rounds, start=len(self._last)):
             self.rounds += 1
             before, after = (
-                [pace for pace in part if pace is not None]
-                for part in (paces[max(at - AROUND, 0) : at], paces[at + 1 : at + 1 + AROUND])
+                [(n, pace) for (n, _), pace in zip(every[part], paces[part]) if pace is not None]
+                for part in (slice(max(at - AROUND, 0), at), slice(at + 1, at + 1 + AROUND))
             )
-            if before and after and abs(median(before) - median(after)) > UNSETTLED:
+            if before and after and abs(_middle(before) - _middle(after)) > UNSETTLED:
                 continue  # another program has begun, or ended its work
             cost, seen, _ = self.known.get(length, (self.cost(length), 0.0, 0.0))
-            own = math.log(seconds / cost)
-            own -= median(before + after or [own])
-            if seen:
-                own = min(max(own, -OUTLIER), OUTLIER)
-            cost *= math.exp(own / (seen + 1))
+            others = [each for each in (*before, *after) if each[0] != length]
+            # Others are compared with the usual length, not that with them.
+            if others and 2 * len(others) >= len(before) + len(after):
+                own = math.log(seconds / cost) - _middle(others)
+                if seen:
+                    own = min(max(own, -OUTLIER), OUTLIER)
+                cost *= math.exp(own / (seen + 1))
             self.known[length] = [cost, min(seen + 1, MOST_SEEN), self.rounds]
         self._last = every[-AROUND:]
         self._curves = None
@@ -375,6 +377,11 @@ class AdaptiveSchedule(Schedule):
         with contextlib.suppress(OSError):  # then each process learns for itself
             self._store.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._store, json.dumps(kept).encode())
+
+
+def _middle(rounds: Sequence[tuple[int, float]]) -> float:
+    """Return the median of the second values."""
+    return median(value for _, value in rounds)
 
 
 def _per_length(curve: np.ndarray, chances: np.ndarray) -> np.ndarray:
