@@ -52,6 +52,7 @@ MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the fir
 PROBED = 2  # rounds of a probe
 MOST_IDLE = 500  # rounds, however slow a probe was by chance
 PLANNED_EVERY, MOST_PLANNED = 8, 16  # rounds to plan at a time: one more after so many, at most
+IDLE_PLANNED = 4  # times as many where nothing is drafted
 NEWLY_CHOSEN = 3  # rounds after which a new choice is thought over
 SAVED_FIRST = 2  # rounds before what was learned is kept first, and then as they double
 
@@ -190,8 +191,16 @@ class Costs:
     def observe(self, rounds: Sequence[tuple[int, float]]) -> None:
         """Learn from rounds in their order, each as the tokens of its pass and its seconds."""
         every = [*self._last, *rounds]
+        self._last = every[-AROUND:]
+        if len({n for n, _ in every}) == 1 and (n := every[0][0]) in self.known:
+            self.rounds += len(rounds)  # there is nothing to compare them with
+            cost, seen, _ = self.known[n]
+            self.known[n] = [cost, min(seen + len(rounds), MOST_SEEN), self.rounds]
+            self._curves = None
+            return
         paces = [math.log(s / self.known[n][0]) if n in self.known else None for n, s in every]
-        for at, (length, seconds) in enumerate(rounds, start=len(self._last)):
+        for at in range(len(every) - len(rounds), len(every)):
+            length, seconds = every[at]
             self.rounds += 1
             before, after = (
                 [(n, pace) for (n, _), pace in zip(every[part], paces[part]) if pace is not None]
@@ -208,7 +217,6 @@ class Costs:
                     own = min(max(own, -OUTLIER), OUTLIER)
                 cost *= math.exp(own / (seen + 1))
             self.known[length] = [cost, min(seen + 1, MOST_SEEN), self.rounds]
-        self._last = every[-AROUND:]
         self._curves = None
 
     def cost(self, length: int) -> float:
@@ -357,6 +365,8 @@ class AdaptiveSchedule(Schedule):
             if self._idle >= patience:
                 self._probe_loss, self._patience = 0.0, min(2 * self._patience, MAX_PATIENCE)
                 return [*around, *[(LENGTHS[other], True)] * PROBED, *around]
+            if best == before:  # meanwhile there is nothing to learn that could change the choice
+                count *= IDLE_PLANNED
             return [usual] * min(count, math.ceil(patience - self._idle))
         self._patience = 1.0
         if self._counts.values[0, 1] >= FIRST_ROUNDS:
