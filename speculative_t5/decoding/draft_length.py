@@ -125,7 +125,7 @@ class Counts:
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
         """Count rounds for each of which at least one token was asked."""
-        ends = np.zeros((6, MAX_DRAFT + 1))  # at i: rows that count up to i; at last, rounds
+        ends = np.zeros((7, MAX_DRAFT + 1))  # at i: rows that count up to i; then rounds
         extra = [0, 0, 0, 0, 0]
         for outcome in outcomes:
             asked = outcome.num_draft
@@ -135,15 +135,18 @@ class Counts:
                 passed = min(accepted, asked)
                 for count, end in enumerate((asked, had, reached, min(had, reached), passed)):
                     ends[count, end] += 1
+                ends[6, reached] += 1 / len(outcome.num_drafted)
                 extra[0] += 1
                 extra[1] += drafted - had
                 extra[2] += passed == asked
                 extra[4] += accepted - passed
-        counts = ends[:, ::-1].cumsum(axis=1)[:, ::-1]
-        rounds, counts = counts[5], counts[:5]
-        counts[:, 0] = extra
-        self.values *= MEMORY**rounds * LONGER ** (len(outcomes) - rounds)
-        self.values += counts
+        *counts, asking, reaching = ends[:, ::-1].cumsum(axis=1)[:, ::-1]
+        # A position that is seldom reached remembers rounds from longer ago.
+        self.values[:2] *= MEMORY**asking
+        self.values[2:] *= MEMORY**reaching
+        self.values *= LONGER ** (len(outcomes) - asking)
+        self.values[:, 1:] += np.array(counts)[:, 1:]
+        self.values[:, 0] += extra
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """Return what to expect for K = 0 to MAX_DRAFT: accepted tokens, and chances of drafts.
