@@ -19,7 +19,7 @@ from speculative_t5.decoding import (
     decode,
     loop,
 )
-from speculative_t5.decoding.draft_length import Outcome
+from speculative_t5.decoding.draft_length import Outcome, Schedule
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.generation import GenerationOptions
 
@@ -41,7 +41,7 @@ SAMPLERS = [
 ENDED = [Sampler(1.0, transform=each) for each in ENDINGS.values()]  # of a T5
 
 
-class Cycle:
+class Cycle(Schedule):
     """Draft lengths that change, and what came of them."""
 
     def __init__(self) -> None:
