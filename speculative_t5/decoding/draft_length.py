@@ -201,13 +201,14 @@ class Costs:
             self.known[n] = [cost, min(seen + len(rounds), MOST_SEEN), self.rounds]
             self._curves = None
             return
-        paces = [math.log(s / self.known[n][0]) if n in self.known else None for n, s in every]
+        # Of those with a known cost: the logarithm of the seconds for a cost of 1.
+        paces = [(n, math.log(s / self.known[n][0])) if n in self.known else None for n, s in every]
         for at in range(len(every) - len(rounds), len(every)):
             length, seconds = every[at]
             self.rounds += 1
             before, after = (
-                [(n, pace) for (n, _), pace in zip(every[part], paces[part]) if pace is not None]
-                for part in (slice(max(at - AROUND, 0), at), slice(at + 1, at + 1 + AROUND))
+                [each for each in part if each]
+                for part in (paces[max(at - AROUND, 0) : at], paces[at + 1 : at + 1 + AROUND])
             )
             if before and after and abs(_middle(before) - _middle(after)) > UNSETTLED:
                 continue  # another program has begun, or ended its work

@@ -10,6 +10,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
+from .. import device
+
 # Capacities are few, as each is a shape to compile for: powers of 2 from SMALLEST to GROWTH, then
 # multiples of GROWTH.
 SMALLEST, GROWTH = 32, 256
@@ -69,10 +71,13 @@ class Buffers:
         longest = max(lengths)
         if longest == 0:  # prompts of one token leave nothing to write, which MLX cannot do
             return
-        to, taken = mx.array(list(rows), dtype=mx.int32), mx.array(list(new_rows), dtype=mx.int32)
+        places: list[tuple[Any, Any]] = list(zip(rows, new_rows, strict=True))
+        if not device.on_cpu():  # a CPU takes five times as long for one operation for all
+            places = [(mx.array(list(rows)), mx.array(list(new_rows)))]
 
         def overwrite(buffer: mx.array, new_buffer: mx.array) -> mx.array:
-            buffer[..., to, :, :longest, :] = new_buffer[..., taken, :, :longest, :]
+            for row, new_row in places:
+                buffer[..., row, :, :longest, :] = new_buffer[..., new_row, :, :longest, :]
             return buffer
 
         self.layers = tree_map(overwrite, self.layers, new.layers)
