@@ -146,7 +146,8 @@ def test_a_block_for_an_issue_has_every_section(
     assert machine.keys() >= {
         "chip", "CPU cores", "memory", "system", "Python", "MLX", "speculative_t5", "models",
     }  # fmt: skip
-    assert machine["default type"].startswith("float32: ")
+    default = dtype_name(device.default_type().dtype)
+    assert machine["default type"].startswith(f"{default}: ")
     assert [row[1] for row in found.pop("check")[1:]] == ["ok"] * 4 + ["skipped"]
     head, *curves = found.pop("tokens in a pass of the target")
     assert head[2:] == [*map(str, range(1, 18)), "33", "64"]
