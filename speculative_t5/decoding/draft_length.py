@@ -125,7 +125,8 @@ class Counts:
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
         """Count rounds for each of which at least one token was asked."""
-        ends = np.zeros((7, MAX_DRAFT + 1))  # at i: rows that count up to i; then rounds
+        # At i: how many rows count up to i; then rounds, by what was asked and by what was reached.
+        ends = np.zeros((7, MAX_DRAFT + 1))
         extra = [0, 0, 0, 0, 0]
         for outcome in outcomes:
             asked = outcome.num_draft
