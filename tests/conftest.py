@@ -36,10 +36,11 @@ from mlx.utils import tree_map, tree_map_with_path
 from reference import transformed_rows
 
 REPOSITORY = Path(__file__).parent.parent
-# Tests neither see nor change the models that the user of this machine has converted.
+# Tests neither see nor change the models that the user of this machine has converted, nor what
+# draft lengths have gained here.
 OWN_DATA = tempfile.TemporaryDirectory(prefix="speculative-t5-data-")
 atexit.register(OWN_DATA.cleanup)
-os.environ["XDG_DATA_HOME"] = OWN_DATA.name
+os.environ["XDG_DATA_HOME"] = os.environ["XDG_CACHE_HOME"] = OWN_DATA.name
 os.environ.pop("SPECULATIVE_T5_WEIGHTS", None)
 os.environ["SPECULATIVE_T5_TIPS"] = "0"  # a machine's lacks add no lines to outputs
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice, product
+from itertools import cycle, islice, product
 from typing import Any
 from unittest.mock import patch
 
 from speculative_t5.decoding import drafters as drafting
 from speculative_t5.decoding import loop as engine
 from speculative_t5.decoding import verify
-from speculative_t5.decoding.draft_length import FixedSchedule
+from speculative_t5.decoding.draft_length import FixedSchedule, Outcome, Schedule
 from speculative_t5.decoding.logits import NOTHING
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, StopChecker, cut
 from speculative_t5.decoding.sampling import Sampler
@@ -30,6 +30,19 @@ from conftest import EOS, output_distribution, output_logits, tiny, unrelated_pa
 
 ROWS = 200  # side by side; others take the rows of those that have ended
 PLACES = 256  # a key holds the row, and the round times this with the place added
+
+
+class Lengths(Schedule):
+    """Draft lengths that are given, in turn, and what came of them."""
+
+    def __init__(self, *lengths: int) -> None:
+        self._lengths, self.outcomes = cycle(lengths), list[Outcome]()
+
+    def next(self, remaining: int, rows: int = 1) -> int:
+        return min(next(self._lengths), remaining - 1)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ That proves it exact, as plain decoding samples each position from the target by
 
 from dataclasses import replace
 from functools import partial, partialmethod
-from itertools import cycle
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
@@ -19,14 +18,14 @@ from speculative_t5.decoding import (
     decode,
     loop,
 )
-from speculative_t5.decoding.draft_length import Outcome, Schedule
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.generation import GenerationOptions
 
+import mlx.core as mx
 import pytest
 from conftest import KINDS, tiny_pair, unrelated_pair
 from reference import ENDINGS, TRANSFORMS
-from scripted import PROMPTS, loop_outputs
+from scripted import PROMPTS, Lengths, loop_outputs
 from test_decoder import DRAFTERS, with_drafter
 
 SAMPLERS = [
@@ -41,20 +40,6 @@ SAMPLERS = [
 ENDED = [Sampler(1.0, transform=each) for each in ENDINGS.values()]  # of a T5
 
 
-class Cycle(Schedule):
-    """Draft lengths that change, and what came of them."""
-
-    def __init__(self) -> None:
-        self._lengths = cycle((3, 1, 4, 0, 2))
-        self.accepted = 0
-
-    def next(self, remaining: int, rows: int = 1) -> int:
-        return min(next(self._lengths), remaining - 1)
-
-    def observe(self, outcome: Outcome) -> None:
-        self.accepted += sum(outcome.num_accepted)
-
-
 @pytest.mark.parametrize("drafter", DRAFTERS[:3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_sample_the_same_with_any_draft_or_none(kind: str, drafter: str) -> None:
@@ -65,11 +50,11 @@ def test_rows_sample_the_same_with_any_draft_or_none(kind: str, drafter: str) ->
         Request(row, PROMPTS[row % 2], RowOptions(sampler, 7, seed=row % 5))
         for row, sampler in enumerate(samplers * 12)
     ]
-    found, lengths = with_drafter(pair, drafter).plan().drafter, Cycle()
+    found, lengths = with_drafter(pair, drafter).plan().drafter, Lengths(3, 1, 4, 0, 2)
     drafted = loop_outputs(pair[0], requests, Plan(found, lengths, Verifier()))
     plain = loop_outputs(pair[0], requests, Plan(EmptyDrafter(), FixedSchedule(0), Verifier()))
     assert drafted == plain and len(set(plain.values())) > 50
-    assert lengths.accepted > 50
+    assert sum(sum(outcome.num_accepted) for outcome in lengths.outcomes) > 50
 
 
 def test_a_draft_that_is_the_target_is_accepted_whole() -> None:
@@ -82,12 +67,15 @@ def test_a_draft_that_is_the_target_is_accepted_whole() -> None:
         assert len(set(out.tokens)) > 20, "each position has noise of its own"
 
 
-class Lengths(Cycle):
-    """Draft lengths that are given."""
-
-    def __init__(self, *lengths: int) -> None:
-        super().__init__()
-        self._lengths = cycle(lengths)
+def test_a_draft_that_lacks_ids_is_accepted_nearly_as_often() -> None:
+    """The ids that it has come with the same noise in both."""
+    target, _ = tiny_pair("t5", vocab_size=40, layers=2, seed=3)
+    decoder = with_drafter((target, target), "model", num_draft=4, draft_vocab=36)
+    outputs = [decoder.generate([10, 1], seed=seed, temperature=1.0) for seed in range(20)]
+    accepted, drafted = (
+        sum(getattr(out.stats, name) for out in outputs) for name in ("accepted", "drafted")
+    )
+    assert accepted > 0.8 * drafted > 80
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -127,3 +115,17 @@ def test_a_gpu_begins_the_next_plain_pass_before_it_reads_the_last_token(
             assert events[:4] == ["step", "step", "read", "step"], "one pass is always under way"
             assert events[-2:] == ["read", "read"] or last.finish_reason == "eos"
     assert outputs[0] == outputs[1] == outputs[2] and len(outputs[0]) > 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_processes_that_share_a_gpu_model_emit_what_the_first_one_chose(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    target, _ = tiny_pair("t5", vocab_size=40, layers=2, seed=3)
+    decoder = SpeculativeDecoder(target, None)
+    options = GenerationOptions(max_tokens=6, temperature=temperature)
+    verifier = Verifier(broadcast=lambda ids: mx.full(ids.shape, 7, mx.int32))
+    plan = replace(decoder.plan(speculative=False), verifier=verifier)
+    *_, last = decode(target, decoder.requests([(0, [10, 1])], options), plan, batch_size=1)
+    assert last.output == [7] * 6

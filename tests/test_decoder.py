@@ -65,7 +65,7 @@ DRAFTERS = ["model", "lookup", "both", "none"]
 TOLERANCE = 0.055
 
 
-class FollowingCounts:
+class FollowingCounts(Schedule):
     """Lengths from 0 to 4 that depend on how many tokens the last round accepted."""
 
     def __init__(self) -> None:

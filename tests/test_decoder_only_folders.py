@@ -147,6 +147,9 @@ def test_quantized_matrices_keep_16_bit_scales(
         assert asked or chosen.dtype == expected
         found = {w.dtype for w in weights(load(tmp_path / "made", dtype=asked)[0]).values()}
         assert found == {mx.uint32, expected}
+    edit_json(tmp_path / "source" / "config.json", quantization={"bits": 4, "group_size": 32})
+    with refused("has quantization, but the weights there are not quantized"):
+        default_type_of(ModelFolder(tmp_path / "source"))
 
 
 def test_eos_comes_from_the_generation_config_the_model_or_the_tokenizer(folder: Path) -> None:

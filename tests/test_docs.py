@@ -50,7 +50,7 @@ CAUSAL = {  # repositories of the Hub, and what stands for them
     "Qwen/Qwen3-4B": "qwen3",
     "Qwen/Qwen3-0.6B": "qwen3",
 }
-BENCH = "--turns 1 --max-tokens 48 --num-draft 2"  # "auto" may draft 16 tokens a round
+BENCH = "--turns 1 --max-tokens 48 --num-draft 2"  # "auto" may draft 63 tokens a round
 LESS = {  # options added to commands that take minutes
     "doctor": "--only versions",
     "distill": "--steps 2 --batch-tokens 200 --max-tokens 8",

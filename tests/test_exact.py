@@ -244,7 +244,7 @@ def test_greedy_counts_equal_both_rules_for_one_hot_distributions() -> None:
             seen.update(found)
             p = one_hot(mx.array(targets), 3)
             for rule in RULES.values():
-                verdict = decide(rule(given, p), given, p, None)
+                verdict = decide(rule(given, p), given, p, mx.zeros((len(targets), 2), mx.uint32))
                 assert verdict.num_accepted.tolist() == found
                 best = [target[n] for target, n in zip(targets, found, strict=True)]
                 assert verdict.next_token.tolist() == best

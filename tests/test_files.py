@@ -158,7 +158,7 @@ def leave(path: Path, pieces: Any = PIECES) -> Path:
 
 
 def test_processes_that_write_a_file_at_once_do_not_mix(tmp_path: Path) -> None:
-    """Calibrations of processes that start together do, for example."""
+    """Processes that start together keep what their draft lengths gained, for example."""
     path = tmp_path / "out"
     other = (
         "import sys; from speculative_t5.files import write_whole; write_whole(sys.argv[1], b'1')"

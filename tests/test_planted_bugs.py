@@ -74,13 +74,14 @@ def test_runner_tells_which_bugs_are_seen(checkout: Path) -> None:
         bug("seen", f"{file} -k strict"),
         bug("unseen", f"{file}::test_lenient"),
         bug("no syntax", f"{file} -k strict", "return )"),
+        bug("no such name", f"{file} -k strict", "return y"),
         bug("fails anyway", f"{file}::test_broken"),
         bug("not run", f"{file}::test_skipped"),
     ]
     lines: list[str] = []
     verdicts = planted_bugs.check(bugs, checkout, report=lines.append)
-    ends = ["seen", "NOT SEEN (passed)", "NOT SEEN (pytest ended", "NOT SEEN (without the bug",
-            "skipped"]  # fmt: skip
+    ends = ["seen", "NOT SEEN (passed)", "NOT SEEN (pytest ended", "NOT SEEN (NameError: name 'y'",
+            "NOT SEEN (without the bug", "skipped"]  # fmt: skip
     for line, (name, verdict), end in zip(lines, verdicts.items(), ends, strict=True):
         assert line.startswith(f"{name} ") and line.endswith(verdict) and end in verdict
     assert "3 * x" not in (checkout / "speculative_t5" / "__init__.py").read_text()

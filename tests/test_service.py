@@ -383,13 +383,13 @@ async def test_a_service_that_never_started_stops() -> None:
     assert served.state == "stopped"
 
 
-async def test_a_steady_decoder_has_one_row_and_an_adaptive_one_a_fixed_number_of_drafts(
+async def test_a_steady_decoder_has_one_row_and_an_adaptive_one_gives_what_a_fixed_number_gives(
     gate: Gate,
 ) -> None:
     target, draft = varied_pair()
     steady = SpeculativeDecoder(target, draft, num_draft=3, steady=True)
     adaptive = SpeculativeDecoder(target, draft, num_draft="auto")
-    fixed = SpeculativeDecoder(target, draft)
+    fixed = SpeculativeDecoder(target, draft, num_draft=5)
     for decoder, like, rows in ((steady, steady, 1), (adaptive, fixed, 3)):
         options = {"max_tokens": 13, "temperature": 1.0 if decoder is adaptive else 0.0}
         async with serving(decoder, gate) as served:

@@ -37,11 +37,14 @@ def near_ties(kind: str, dtype: mx.Dtype = mx.float32, kernels: type[Kernels] = 
     return model, draft
 
 
-def outputs(model: Any, draft: Any, way: str, **options: Any) -> list[list[int]]:
+def outputs(
+    model: Any, draft: Any, way: str, temperature: float = 0.0, **options: Any
+) -> list[list[int]]:
     lookup = way in ("lookup", "both")
     small = draft if way in ("model", "both") else None
     decoder = SpeculativeDecoder(model, small, None, lookup=lookup, **options)
-    return [each.tokens for each in decoder.generate_batch(PROMPTS, batch_size=1, max_tokens=30)]
+    found = decoder.generate_batch(PROMPTS, batch_size=1, max_tokens=30, temperature=temperature)
+    return [each.tokens for each in found]
 
 
 @pytest.mark.parametrize(
@@ -59,9 +62,10 @@ def test_outputs_are_the_same_with_any_draft(
 ) -> None:
     model, draft = near_ties(kind, dtype)
     steady = {"steady": True, "num_draft": num_draft}
-    alone = outputs(model, draft, "none", **steady)
-    for way in ways:
-        assert outputs(model, draft, way, **steady) == alone
+    for temperature in (0.0, 1.0):
+        alone = outputs(model, draft, "none", temperature, **steady)
+        for way in ways:
+            assert outputs(model, draft, way, temperature, **steady) == alone
     plain = outputs(model, draft, "none")
     drafted = outputs(model, draft, "model", num_draft=num_draft)
     assert drafted != plain, "without it, some outputs depend on the draft"

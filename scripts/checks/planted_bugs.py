@@ -116,7 +116,8 @@ def run(test: str, repository: Path, bug: Bug | None = None) -> str:
     if done.returncode == 0:
         return "passed" if re.search(r"\d+ passed", done.stdout) else "skipped"
     if done.returncode == 1:
-        return "failed"
+        missing = re.search(r"^E +(NameError: .*)", done.stdout, re.MULTILINE)
+        return missing[1] if missing and bug else "failed"
     (*_, last) = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
     return f"pytest ended with status {done.returncode}: {last}"
 

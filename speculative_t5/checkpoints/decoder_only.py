@@ -123,8 +123,13 @@ def inspect_decoder_only(folder: ModelFolder) -> DecoderOnly:
     if settings := config.get("quantization"):
         stored = (f"{settings['bits']} bits",)
         if _keeps_its_type(config):
-            scales = next(t.dtype for name, t in tensors.items() if name.endswith("scales"))
-            chosen = device.DefaultType(scales, "as stored")
+            scales = [t.dtype for name, t in tensors.items() if name.endswith("scales")]
+            if not scales:
+                raise ValueError(
+                    f"config.json in {folder.path} has quantization, but the weights there are not "
+                    "quantized: copy those that are, or remove it"
+                )
+            chosen = device.DefaultType(scales[0], "as stored")
     count = sum(math.prod(shape) for shape in module_shapes(module).values())
     vocabulary = DecoderOnlyTokenizer(folder.path).vocabulary
     return DecoderOnly(config["model_type"], count, stored, chosen, vocabulary)

@@ -50,8 +50,8 @@ class Record:
     def to_json(self) -> bytes:
         """Return one line of JSON, newline included.
 
-        It holds no times, so that a job gives the same bytes at any batch size, in shards, or
-        resumed.
+        It holds no times, so that with a fixed number of drafted tokens a job gives the same bytes
+        at any batch size, in shards, or resumed.
         """
         if self.earlier:
             return self.earlier

@@ -38,7 +38,7 @@ from .results import (
     Round,
     Stats,
     identity,
-    note_compiled,
+    note_extra_work,
     origins_of_round,
     read,
     syncs,

@@ -25,15 +25,15 @@ from ..cpu import libraries
 from ..files import write_whole
 
 MAX_DRAFT = 63  # the most that an adaptive schedule asks for: passes of up to 64 tokens
-# That it asks for, as each is a shape to compile for: few, and just below the steps of GPUs.
+# Lengths to choose from: few, as each is a shape to compile, and just below the steps of GPUs.
 LENGTHS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, MAX_DRAFT]
-PASSES = np.arange(1, 2 * MAX_DRAFT + 2)  # tokens in a pass: a lookup may add as many to a draft
+PASSES = np.arange(1, MAX_DRAFT + 2)  # tokens in a pass
 
 TYPICAL_RATE = 0.8  # acceptance rate of a draft that is worth having
 PRIOR_TOKENS = 4.0  # weight, in tokens, of that rate against the tokens seen so far
 SMOOTHING = 4.0  # tokens that each position borrows from all positions together
 MEMORY = 0.98  # factor by which counts decay each round
-LONGER = 0.995  # and those of positions that were not asked for
+LONGER = 0.995  # the same for positions that a round did not ask for
 
 MORE_TOKENS = 0.2  # guess: the cost of a further token in a round, by that of a pass over one
 MOST_SEEN = 50  # rounds after which a length's cost is as well known as it can be
@@ -49,10 +49,10 @@ EXPLORED_FIRST = 1.5  # rounds of one token that may be lost besides, for a begi
 FIRST_ROUNDS = 3.0  # with drafts, before other lengths are looked at
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
-PROBED = 2  # rounds of a probe
+PROBED = 2  # rounds that it takes: the first after a pass without a draft has more to do
 MOST_IDLE = 500  # rounds, however slow a probe was by chance
-PLANNED_EVERY, MOST_PLANNED = 8, 24  # rounds to plan at a time: one more after so many, at most
-IDLE_PLANNED = 4  # times as many where nothing is drafted
+PLANNED_EVERY, MOST_PLANNED = 8, 24  # plan one round more at a time for each 8 seen, 24 at most
+IDLE_PLANNED = 4  # plan so many times further where nothing is drafted
 NEWLY_CHOSEN = 3  # rounds after which a new choice is thought over
 SAVED_FIRST = 2  # rounds before what was learned is kept first, and then as they double
 
@@ -68,7 +68,7 @@ class Outcome:
     verify_seconds: float  # from there to the verdicts
     rows: int = 1  # in the batch
     length: int = 1  # of the target's pass, in tokens
-    typical: bool = True  # False if it encoded a prompt or compiled a pass, too
+    typical: bool = True  # False if its time is not that of other rounds with such a pass
 
     @property
     def seconds(self) -> float:
@@ -91,7 +91,7 @@ class Schedule(Protocol):
         """
 
     def kept(self, found: int) -> int:
-        """Return how many tokens to keep of a draft that has fewer than were asked for."""
+        """Return how many tokens to keep of a draft that has not as many as were asked for."""
         return found
 
     def observe(self, outcome: Outcome) -> None:
@@ -232,8 +232,8 @@ class Costs:
     def curves(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the cost to expect and the least that is possible, for each of PASSES.
 
-        A longer pass costs no less than a shorter one, and no more than several that have as many
-        tokens.
+        The least of a length follows from others: a longer pass costs no less than a shorter one,
+        and no more than several that have as many tokens.
         """
         if self._curves is None:
             lengths = np.array(sorted(self.known), dtype=int)
@@ -309,15 +309,15 @@ class AdaptiveSchedule(Schedule):
         for outcome, looks in self._seen:
             self._rounds += 1
             costs = self._costs_of(_size(outcome.rows))
-            if looks and outcome.num_drafted:
+            if looks:
                 self._charge(costs, outcome)
             else:
                 self._budget += EXPLORED * costs.cost(outcome.length)
             if outcome.num_draft == 0:
                 self._idle += 1
-            elif outcome.num_drafted:
+            else:
                 self._idle = 0
-        if drafts := [each for each, _ in self._seen if each.num_draft and each.num_drafted]:
+        if drafts := [each for each, _ in self._seen if each.num_draft]:
             self._counts.add(drafts)
         self._seen.clear()
         if self._rounds >= self._save_at:
@@ -332,9 +332,10 @@ class AdaptiveSchedule(Schedule):
     def _charge(self, costs: Costs, outcome: Outcome) -> None:
         """Charge what a look has cost, a draft's reading of the text so far included.
 
-        One by which more was accepted than usual is credited, so that chance decides nothing.
+        A look that happens to gain is credited, so that luck averages out.
         """
-        spent = outcome.seconds / scale if (scale := costs.scale) else 0.0
+        scale = costs.scale
+        spent = outcome.seconds / scale if scale else costs.cost(outcome.length)
         loss = spent - (1 + fmean(outcome.num_accepted)) / self._rate
         if self._best.get(_size(outcome.rows)):
             self._budget -= loss
@@ -377,7 +378,8 @@ class AdaptiveSchedule(Schedule):
         if self._counts.values[0, 1] >= FIRST_ROUNDS:
             other = int(np.argmax(np.where(losses <= self._budget, possible, 0)))
             if possible[other] > WORTHWHILE * rates[best]:
-                return [*around, (LENGTHS[other], True), *around]
+                look = (LENGTHS[other], True)
+                return [*around, *[look] * (1 if other else PROBED), *around]
         return [usual] * count
 
     def _save(self) -> None:
@@ -401,7 +403,7 @@ def _middle(rounds: Sequence[tuple[int, float]]) -> float:
 
 def _per_length(curve: np.ndarray, chances: np.ndarray) -> np.ndarray:
     """Return the mean cost of a round for each of LENGTHS, given `Counts.expected`'s chances."""
-    steps = np.diff(curve)[:MAX_DRAFT]  # of each token more in a pass
+    steps = np.diff(curve)  # of each token more in a pass
     mean = curve[0] + np.cumsum([0.0, *chances[1:] * steps])
     mean[1:] += chances[0] * steps  # of a lookup's tokens after the model's
     costs: np.ndarray = mean[LENGTHS]
@@ -447,7 +449,9 @@ def _read(path: Path | None) -> tuple[Counts, dict[int, Costs]]:
             int(size): {int(n): (float(cost), float(seen)) for n, (cost, seen) in known.items()}
             for size, known in found["costs"].items()
         }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+        return Counts(), {}
+    except RecursionError:  # brackets within brackets
         return Counts(), {}
     known = [(n, *each) for lengths in costs.values() for n, each in lengths.items()]
     whole = counts.values.shape == (5, MAX_DRAFT + 1) and all(

@@ -13,7 +13,7 @@ import mlx.core as mx
 from .logits import TokenHistory, nothing_allowed
 from .lookup import Lookup
 from .protocols import LanguageModel, ModelInfo, Session
-from .results import Broadcast, identity, read
+from .results import Broadcast, identity, note_extra_work, read
 from .sampling import Groups, Keys, argmax, one_hot, sample
 
 Contexts = list[list[int]]  # of each row: all tokens so far
@@ -282,13 +282,12 @@ class ModelDrafter:
             if keys is None:
                 chosen = argmax(own)
             else:
-                probs.append(groups.probs(own))
+                # Over all ids of the target: an id's noise depends on their number.
+                probs.append(padded(groups.probs(own), self._vocab_size))
                 chosen = sample(probs[-1], keys[:, position])
             tokens = mx.concatenate([tokens, chosen[:, None]], axis=1)
             mx.async_eval(tokens)
-        if not probs:
-            return tokens, None
-        return tokens, padded(mx.stack(probs, axis=1), self._vocab_size)
+        return tokens, mx.stack(probs, axis=1) if probs else None
 
     def _transformed(
         self, logits: mx.array, contexts: Contexts, drafted: mx.array, groups: Groups
@@ -311,6 +310,8 @@ class ModelDrafter:
         confirmed = self._confirmed(session, contexts)
         missing = [len(c) - n for c, n in zip(contexts, confirmed, strict=True)]
         width = max(missing)
+        if width > 2:  # it was not asked in the last rounds
+            note_extra_work()
         session.truncate(confirmed)
         feed = [
             self._embeddable(c[-m:]) + [0] * (width - m)

@@ -14,12 +14,13 @@ from .draft_length import Outcome, Schedule
 from .drafters import Drafter
 from .logits import NOTHING_LEFT, TokenHistory
 from .protocols import Encoded, LanguageModel, Session, SharingModel
-from .results import FinishReason, Round, Tally, compiled, read
+from .results import FinishReason, Round, Tally, extra_work, read
 from .sampling import Groups, Keys, Sampler, output_keys, position_keys, round_keys
 from .verify import Verifier
 
 WINDOW = 4  # batches of prompts to put in order of length
 PREFETCH_TOKENS = 512  # of prompts to encode before there are rows for them
+IDLE = 0.1  # of a round: how long the caller may be at work before it for its time to count
 
 Indexed = tuple[int, Sequence[int]]  # index of a prompt, and its ids
 StopReasons = Mapping[int, FinishReason]  # ids that end an output, and why it has ended then
@@ -200,6 +201,8 @@ class Batch:
         self._output_keys = mx.zeros((0, 2), dtype=mx.uint32)  # of rows, where any are sampled
         self._async = False  # whether a next pass without a draft may begin before one is read
         self._next_tokens: mx.array | None = None  # (B, 1) int32, of a pass that was begun early
+        # When the last round ended, and the work beyond that of usual rounds until then.
+        self._ended, self._extra_work = 0.0, extra_work()
 
     def add(self, requests: Sequence[Request]) -> None:
         """Let requests join."""
@@ -248,21 +251,21 @@ class Batch:
         assert session is not None
         limits = [row.limit for row in rows]
         num_draft = plan.schedule.next(1 + max(limits), len(rows))
-        first, before, typical = any(row.tally.rounds == 0 for row in rows), compiled(), True
+        begun_early, last_ended = self._next_tokens is not None, self._ended
         lengths: Sequence[int] = [0] * len(rows)
         width = 0
-        began = drafted = time.perf_counter()
         with device.turn():  # a stream may have begun in another thread, or before a fork
+            began = drafted = time.perf_counter()
             contexts = [row.context for row in rows]
             keys = self._keys(num_draft)
             draft = plan.drafter.propose(contexts, num_draft, self._groups, keys)
             if self._async and num_draft == 0:
                 verdicts = self._plain(session)
             else:
-                typical, self._next_tokens = self._next_tokens is None, None
+                self._next_tokens = None
                 # Each row by its own limit: its draft is the same whatever its neighbours are.
                 found = max(draft.lengths)
-                kept = found if found >= num_draft else plan.schedule.kept(found)
+                kept = found if found == num_draft else plan.schedule.kept(found)
                 draft = draft.limited([min(limit, kept) for limit in limits])
                 if plan.timed:  # a pass must not take longer the more a lookup happens to find
                     draft = draft.padded(num_draft)
@@ -273,6 +276,11 @@ class Batch:
                 keys = self._verdict_keys(width)
                 verdicts = plan.verifier.verify(session, history, draft, self._groups, keys)
         ended, now = time.perf_counter(), self._now()
+        # A pass that was begun early also ran while the caller was at work.
+        typical = begun_early == (self._next_tokens is not None) and not plan.timed
+        typical &= not begun_early or began - last_ended < IDLE * (ended - began)
+        typical &= extra_work() == self._extra_work
+        self._ended, self._extra_work = ended, extra_work()
         done = [
             row.emit(tokens, num_accepted, length, num_draft, now)
             for row, (tokens, num_accepted), length in zip(rows, verdicts, lengths, strict=True)
@@ -280,7 +288,6 @@ class Batch:
         whole = [i for i, limit in enumerate(limits) if limit >= num_draft]  # may use all of it
         counts = [lengths[i] for i in whole], [done[i].num_accepted for i in whole]
         seconds = drafted - began, ended - drafted
-        typical = typical and not first and compiled() == before
         plan.schedule.observe(Outcome(num_draft, *counts, *seconds, len(rows), 1 + width, typical))
         return done
 
@@ -300,8 +307,10 @@ class Batch:
     def _step(self, session: Session, tokens: mx.array, *, later: int) -> mx.array:
         """Return the tokens after `tokens` (B, 1), (B, 1) int32, `later` rounds from this one."""
         if self._groups.greedy:  # lenient or not: there is no draft to be lenient about
-            return session.step_argmax(tokens)
-        return self._groups.choose(session.step(tokens), self._positions(1, later))
+            found = session.step_argmax(tokens)
+        else:
+            found = self._groups.choose(session.step(tokens), self._positions(1, later))
+        return self._plan.verifier.broadcast(found)
 
     def _encode_next(self, waiting: Iterator[Request], batch_size: int) -> bool:
         """Encode the next prompts, if there are any: a few together take less time."""

@@ -20,7 +20,7 @@ def identity(ids: mx.array) -> mx.array:
 
 class _Thread(threading.local):
     syncs = 0
-    compiled = 0
+    extra_work = 0
 
 
 _thread = _Thread()
@@ -37,14 +37,14 @@ def syncs() -> int:
     return _thread.syncs
 
 
-def note_compiled() -> None:
-    """Count a pass that this thread is the first to run in its shape, and compiles."""
-    _thread.compiled += 1
+def note_extra_work() -> None:
+    """Count what few rounds have to wait for: a pass to be compiled, or a prompt to be read."""
+    _thread.extra_work += 1
 
 
-def compiled() -> int:
-    """Return how often this thread has compiled a pass."""
-    return _thread.compiled
+def extra_work() -> int:
+    """Return how often this thread has called `note_extra_work`."""
+    return _thread.extra_work
 
 
 FinishReason = Literal["eos", "length", "stop"]

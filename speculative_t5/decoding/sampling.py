@@ -11,8 +11,9 @@ from ..errors import check_integer, check_number
 from .logits import LogitsTransform, TokenHistory
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
-# uint32: (B, 2), one for each row, or (B, L, 2), one for each position; None: nothing is sampled
 BLOCK = 64  # probabilities that `largest` ranks together
+
+# uint32: (B, 2), one for each row, or (B, L, 2), one for each position; None: nothing is sampled
 Keys = mx.array | None
 
 
@@ -173,14 +174,11 @@ def argmax(logits: mx.array) -> mx.array:
     return mx.argmax(logits, axis=-1).astype(mx.int32)
 
 
-def sample(weights: mx.array, keys: Keys) -> mx.array:
+def sample(weights: mx.array, keys: mx.array) -> mx.array:
     """Sample ids (...) int32 in proportion to weights (..., V) float32, given keys (..., 2).
 
-    They need not sum to 1, and a token of weight 0 is never sampled. Without keys it is the
-    heaviest token, which of one-hot weights is the only one.
+    They need not sum to 1, and a token of weight 0 is never sampled.
     """
-    if keys is None:
-        return argmax(weights)
     rows = mx.log(weights).reshape(-1, weights.shape[-1])
     return _categorical(rows, keys.reshape(-1, 2)).reshape(keys.shape[:-1]).astype(mx.int32)
 

@@ -79,7 +79,7 @@ class Verifier:
             logits = groups.transformed(session.step(tokens), history)
             if self.is_coupled or any(groups.greedy_rows):
                 parts.append(self.choices(draft, logits, groups, keys))
-            if not (self.is_coupled or groups.greedy):
+            if keys is not None and not self.is_coupled:
                 parts.append(mx.stack([*self.verdict(draft, logits, groups, keys)], axis=1))
         # A single wait: this array holds all that the host has to know.
         rows = read(self.broadcast(mx.concatenate(parts, axis=1)))
@@ -123,8 +123,8 @@ class Verifier:
             choices = mx.concatenate([kept, choices[:, num_draft:]], axis=1)
         return mx.where(nothing_allowed(logits), NOTHING, choices)
 
-    def verdict(self, draft: Draft, logits: mx.array, groups: Groups, keys: Keys) -> Verdict:
-        """Judge a sampled draft by the target's logits (B, K + 1, V)."""
+    def verdict(self, draft: Draft, logits: mx.array, groups: Groups, keys: mx.array) -> Verdict:
+        """Judge a sampled draft by the target's logits (B, K + 1, V), given keys of rows (B, 2)."""
         nothing = allowed = None
         if groups.transforms:
             # A draft ends where no token is allowed, and what p is there does not matter.
@@ -213,18 +213,12 @@ def residual(
     return mx.where(empty, p_n, weights)
 
 
-def decide(acceptance: Acceptance, draft: Draft, target_probs: mx.array, keys: Keys) -> Verdict:
-    """Sample how many drafted tokens stand, and the next one.
-
-    Without keys p and q are one-hot, and nothing is left to chance.
-    """
-    if keys is None:
-        uniforms = mx.full(draft.tokens.shape, 0.5)
-    else:
-        uniforms = uniform(position_keys(keys, draft.tokens.shape[1]))
+def decide(acceptance: Acceptance, draft: Draft, target_probs: mx.array, keys: mx.array) -> Verdict:
+    """Sample how many drafted tokens stand, and the next one, given keys of rows (B, 2)."""
+    uniforms = uniform(position_keys(keys, draft.tokens.shape[1]))
     num_accepted = acceptance.count_accepted(uniforms)
     weights = residual(draft, target_probs, acceptance.ratios, num_accepted)
-    return Verdict(num_accepted, sample(weights, None if keys is None else final_keys(keys)))
+    return Verdict(num_accepted, sample(weights, final_keys(keys)))
 
 
 def _with_bonus(draft: Draft, vocab_size: int) -> mx.array:

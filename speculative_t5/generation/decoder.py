@@ -45,6 +45,7 @@ from .outputs import Chunk, Generation
 from .steady import steady_width
 
 NO_DRAFT = FixedSchedule(0)
+HOTTEST = 2.0  # draft lengths are learned together for all temperatures from here on
 
 
 class SpeculativeDecoder:
@@ -402,7 +403,9 @@ class SpeculativeDecoder:
         device.enter_thread()  # before the lock, which a fork may leave locked
         settings: tuple[object, ...] = drafting.lookup, drafting.min_ngram, drafting.max_ngram
         if sampler is not None:
-            settings += float(sampler.temperature), sampler.top_k, float(sampler.top_p)
+            # Roughly: what is learned at one temperature is nearly right at the next.
+            temperature = round(min(sampler.temperature, HOTTEST), 1)
+            settings += sampler.greedy, temperature, sampler.top_k > 0, sampler.top_p < 1
             # A transform takes time, and changes what is accepted.
             settings += (sampler.transform.summary,) if sampler.transform else ()
         with self._beginning:

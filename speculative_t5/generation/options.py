@@ -290,14 +290,14 @@ class DraftingOptions:
     """How a decoder drafts and verifies.
 
     With num_draft "auto", the length follows the costs and acceptance of the rounds so far, which
-    are kept for later processes. It is NUM_DRAFT where outputs depend on it (with a delta, or with
-    verify "token" or "block"), where passes have one width (steady), and where processes that share
-    a model must draft alike. When sampling, a drafted x
-    is accepted with probability min(1, p(x) / q(x) + delta); at temperature 0, if the target gives
-    it at least (1 - delta) times the largest probability. Three rules verify sampled tokens, all of
-    them exact: by "coupled" a seed gives the tokens of plain decoding; "token" and "block", which
-    judges a draft as a whole, accept a little more. "auto" is "coupled" unless delta is above 0. By
-    default, `draft_vocab` has the ids that the draft was trained on.
+    are kept for later processes. It is 5 where outputs depend on it (with a delta, or with verify
+    "token" or "block"), where passes have one width (steady), and where processes that share a
+    model must draft alike. At temperature 0, a drafted x is accepted if the target gives it at
+    least (1 - delta) times the largest probability. Three rules verify sampled tokens, all of them
+    exact without a delta: by "coupled" a seed gives the tokens of plain decoding; "token", which
+    accepts x with probability min(1, p(x) / q(x) + delta), and "block", which judges a draft as a
+    whole, accept a little more. "auto" is "coupled", and "token" with a delta. By default,
+    `draft_vocab` has the ids that the draft was trained on.
 
     Steady passes have `num_draft` + 1 positions, padding included, or the next number whose rows
     this device computes alike, see `steady_width`. A lookup beside a draft model shares its

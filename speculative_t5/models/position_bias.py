@@ -91,8 +91,8 @@ def position_biases(
 def for_each_row(mask: mx.array, batch: int, num_heads: int, num_queries: int) -> mx.array:
     """Make an additive mask (B, H, L, T) of one that is 1 along some of these axes.
 
-    Of several rows, MLX's attention on Metal copies any mask that is not in row-major order, in
-    every layer. A single row's is returned as it is.
+    With several rows, MLX's attention on Metal copies, in every layer, any mask that is not in
+    row-major order. A single row's is returned as it is.
     """
     if batch == 1:
         return mask
