@@ -47,9 +47,9 @@ MOST_DOUBT = 0.9  # share of a cost that may be an error
 EXPLORED = 1 / 64  # share of the time that may be lost by looking at other lengths
 EXPLORED_FIRST = 1.5  # rounds of one token that may be lost besides, for a beginning
 FIRST_ROUNDS = 3.0  # with drafts, before other lengths are looked at
+MOST_CHARGED = 1.5  # times its usual cost, for a look that had to wait for more than that
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
-PROBED = 2  # rounds that it takes: the first after a pass without a draft has more to do
 MOST_IDLE = 500  # rounds, however slow a probe was by chance
 PLANNED_EVERY, MOST_PLANNED = 8, 24  # plan one round more at a time for each 8 seen, 24 at most
 IDLE_PLANNED = 4  # plan so many times further where nothing is drafted
@@ -294,7 +294,10 @@ class AdaptiveSchedule(Schedule):
     def observe(self, outcome: Outcome) -> None:
         with self._learning:
             num_draft, looks = self._plan.popleft() if self._plan else (0, False)
-            self._seen.append((outcome, looks and outcome.num_draft == num_draft))
+            looks &= outcome.num_draft == num_draft
+            if looks and not outcome.typical and not (self._seen and self._seen[-1][1]):
+                self._plan.appendleft((num_draft, True))  # once more, as its time says nothing
+            self._seen.append((outcome, looks))
             if not self._plan:
                 self._learn()
 
@@ -334,8 +337,9 @@ class AdaptiveSchedule(Schedule):
 
         A look that happens to gain is credited, so that luck averages out.
         """
-        scale = costs.scale
-        spent = outcome.seconds / scale if scale else costs.cost(outcome.length)
+        spent = usual = costs.cost(outcome.length)
+        if scale := costs.scale:
+            spent = min(outcome.seconds / scale, MOST_CHARGED * usual)
         loss = spent - (1 + fmean(outcome.num_accepted)) / self._rate
         if self._best.get(_size(outcome.rows)):
             self._budget -= loss
@@ -370,7 +374,7 @@ class AdaptiveSchedule(Schedule):
             patience = min(max(1.0, self._patience * loss / EXPLORED), MOST_IDLE)
             if self._idle >= patience:
                 self._probe_loss, self._patience = 0.0, min(2 * self._patience, MAX_PATIENCE)
-                return [*around, *[(LENGTHS[other], True)] * PROBED, *around]
+                return [*around, (LENGTHS[other], True), *around]
             if best == before:  # meanwhile there is nothing to learn that could change the choice
                 count *= IDLE_PLANNED
             return [usual] * min(count, math.ceil(patience - self._idle))
@@ -378,8 +382,7 @@ class AdaptiveSchedule(Schedule):
         if self._counts.values[0, 1] >= FIRST_ROUNDS:
             other = int(np.argmax(np.where(losses <= self._budget, possible, 0)))
             if possible[other] > WORTHWHILE * rates[best]:
-                look = (LENGTHS[other], True)
-                return [*around, *[look] * (1 if other else PROBED), *around]
+                return [*around, (LENGTHS[other], True), *around]
         return [usual] * count
 
     def _save(self) -> None:
