@@ -9,12 +9,12 @@ import platform
 import tempfile
 import threading
 from bisect import bisect
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -46,7 +46,7 @@ MOST_DOUBT = 0.9  # share of a cost that may be an error
 
 EXPLORED = 1 / 64  # share of the time that may be lost by looking at other lengths
 EXPLORED_FIRST = 1.5  # rounds of one token that may be lost besides, for a beginning
-FIRST_ROUNDS = 3.0  # with drafts, before other lengths are looked at
+FIRST_ROUNDS = 3  # that count, before other lengths are looked at
 MOST_CHARGED = 1.5  # times its usual cost, for a look that had to wait for more than that
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
@@ -198,8 +198,7 @@ class Costs:
         self._last = every[-AROUND:]
         if len({n for n, _ in every}) == 1 and (n := every[0][0]) in self.known:
             self.rounds += len(rounds)  # there is nothing to compare them with
-            cost, seen, _ = self.known[n]
-            self.known[n] = [cost, min(seen + len(rounds), MOST_SEEN), self.rounds]
+            self.known[n][2] = self.rounds
             self._curves = None
             return
         # Of those with a known cost: the logarithm of the seconds for a cost of 1.
@@ -221,7 +220,10 @@ class Costs:
                 if seen:
                     own = min(max(own, -OUTLIER), OUTLIER)
                 cost *= math.exp(own / (seen + 1))
-            self.known[length] = [cost, min(seen + 1, MOST_SEEN), self.rounds]
+                seen += 1
+                usual = self.known[median_low(n for n, _ in others)]
+                usual[1] = min(usual[1] + 1, MOST_SEEN)
+            self.known[length] = [cost, min(max(seen, 1.0), MOST_SEEN), self.rounds]
         self._curves = None
 
     def cost(self, length: int) -> float:
@@ -264,41 +266,40 @@ class AdaptiveSchedule(Schedule):
     def __init__(self, store: Path | None = None) -> None:
         self._learning = threading.Lock()
         self._store = store
-        self._counts, self._costs = _read(store)
+        self._counts, costs = _read(store)
+        self._costs = defaultdict(Costs, costs)  # by the size of the batch
         self._rounds, self._save_at = 0, SAVED_FIRST
         # Passes over one token that may be lost by looking at other lengths.
-        self._budget = 0.0 if self._costs else EXPLORED_FIRST
+        self._budget = 0.0 if costs else EXPLORED_FIRST
         self._rate = 1.0  # tokens to expect for each of them
         self._idle = 0  # rounds without a draft
         self._patience = 1.0  # before a probe; it doubles with each that changes nothing
         self._probe_loss = 0.0  # of the last probe, in passes over one token
         self._best: dict[int, int] = {}  # index of LENGTHS, by the size of the batch
-        # What the next rounds are to draft, and whether that is a look at another length; for a
-        # batch of a size. To choose for each round takes longer than a small model's pass.
-        self._plan: deque[tuple[int, bool]] = deque()
-        self._size = 1
-        self._seen: list[tuple[Outcome, bool]] = []  # since the plan was made
+        # What the next rounds are to draft, and whether that is a look at another length; by the
+        # size of the batch. To choose for each round takes longer than a small model's pass.
+        self._plans: defaultdict[int, deque[tuple[int, bool]]] = defaultdict(deque)
+        self._seen: list[tuple[Outcome, bool]] = []  # since the last plan was made
 
     def next(self, remaining: int, rows: int = 1) -> int:
         with self._learning:
-            if not self._plan or self._size != _size(rows):
-                self._learn()
-                self._size = _size(rows)
-                self._plan.clear()
-                self._plan.extend(self._choose(self._size))
-            return min(self._plan[0][0], remaining - 1)
+            plan = self._plans[_size(rows)]
+            if not plan:
+                plan.extend(self._choose(_size(rows)))
+            return min(plan[0][0], remaining - 1)
 
     def kept(self, found: int) -> int:
         return LENGTHS[bisect(LENGTHS, found) - 1]
 
     def observe(self, outcome: Outcome) -> None:
         with self._learning:
-            num_draft, looks = self._plan.popleft() if self._plan else (0, False)
+            plan = self._plans[_size(outcome.rows)]
+            num_draft, looks = plan.popleft() if plan else (0, False)
             looks &= outcome.num_draft == num_draft
             if looks and not outcome.typical and not (self._seen and self._seen[-1][1]):
-                self._plan.appendleft((num_draft, True))  # once more, as its time says nothing
+                plan.appendleft((num_draft, True))  # once more, as its time says nothing
             self._seen.append((outcome, looks))
-            if not self._plan:
+            if not plan:
                 self._learn()
 
     def _learn(self) -> None:
@@ -308,10 +309,10 @@ class AdaptiveSchedule(Schedule):
                 times = by_size.setdefault(_size(outcome.rows), [])
                 times.append((outcome.length, outcome.seconds))
         for size, times in by_size.items():
-            self._costs_of(size).observe(times)
+            self._costs[size].observe(times)
         for outcome, looks in self._seen:
             self._rounds += 1
-            costs = self._costs_of(_size(outcome.rows))
+            costs = self._costs[_size(outcome.rows)]
             if looks:
                 self._charge(costs, outcome)
             else:
@@ -326,11 +327,6 @@ class AdaptiveSchedule(Schedule):
         if self._rounds >= self._save_at:
             self._save_at *= 2
             self._save()
-
-    def _costs_of(self, size: int) -> Costs:
-        if size not in self._costs:
-            self._costs[size] = Costs()
-        return self._costs[size]
 
     def _charge(self, costs: Costs, outcome: Outcome) -> None:
         """Charge what a look has cost, a draft's reading of the text so far included.
@@ -348,7 +344,7 @@ class AdaptiveSchedule(Schedule):
 
     def _choose(self, size: int) -> list[tuple[int, bool]]:
         """Return what the next rounds are to draft, and whether each is a look."""
-        costs = self._costs_of(size)
+        costs = self._costs[size]
         accepts, chances = self._counts.expected()
         emitted = 1 + accepts[LENGTHS]
         expected, least = (_per_length(curve, chances) for curve in costs.curves())
@@ -356,6 +352,8 @@ class AdaptiveSchedule(Schedule):
         # No further than twice what is known: the costs of long passes are a mere guess.
         near = np.array(LENGTHS) < 2 * max(costs.known, default=1)
         possible = np.where(near, emitted / least, 0)
+        if 1 not in costs.known:
+            possible[0] = np.inf  # plain decoding is what others must not be slower than
         best, before = int(np.argmax(rates)), self._best.get(size)
         if before is not None and rates[best] < WORTHWHILE * rates[before]:
             best = before
@@ -366,7 +364,7 @@ class AdaptiveSchedule(Schedule):
         count = 1 + min(int(max(self._rounds, seen)) // PLANNED_EVERY, MOST_PLANNED - 1)
         if best != before:
             count = min(count, NEWLY_CHOSEN)
-        around = [usual] * (count // 2)  # to compare another length with
+        around = [usual] * min(count // 2, AROUND)  # to compare another length with
         if usual[0] == 0:
             other = 1 + int(np.argmax(rates[1:]))
             # What is accepted is not seen meanwhile.
@@ -379,9 +377,11 @@ class AdaptiveSchedule(Schedule):
                 count *= IDLE_PLANNED
             return [usual] * min(count, math.ceil(patience - self._idle))
         self._patience = 1.0
-        if self._counts.values[0, 1] >= FIRST_ROUNDS:
-            other = int(np.argmax(np.where(losses <= self._budget, possible, 0)))
-            if possible[other] > WORTHWHILE * rates[best]:
+        if costs.rounds >= FIRST_ROUNDS:
+            affordable = np.where(losses <= self._budget, possible, 0)
+            other = int(np.argmax(affordable))
+            # The usual length's own cost may be an error, too.
+            if affordable[other] > WORTHWHILE * rates[best] * least[best] / expected[best]:
                 return [*around, (LENGTHS[other], True), *around]
         return [usual] * count
 
