@@ -178,16 +178,20 @@ def test_it_probes_later_and_later() -> None:
 
 
 def test_each_size_of_batch_has_costs_of_its_own() -> None:
-    schedule = AdaptiveSchedule()
+    schedule, lengths = AdaptiveSchedule(), list[int]()
     for _ in range(200):
         for rows in (1, 8):
             num_draft = schedule.next(1000, rows)
-            accepted = [min(5, num_draft)] * rows
-            seconds = 1 + 0.02 * num_draft + 2 * (rows == 8 and num_draft > 2)
+            lengths.append(num_draft)
+            accepted = [min(1, num_draft)] * rows
+            seconds = 1 + (0.1 if rows == 1 else 1.2) * num_draft
             length = 1 + num_draft
             found = Outcome(num_draft, [num_draft] * rows, accepted, 0, seconds, rows, length)
             schedule.observe(found)
-    assert schedule.next(1000, 1) >= 4 and schedule.next(1000, 8) == schedule.next(1000, 7) == 2
+    assert schedule.next(1000, 1) > schedule.next(1000, 8) == schedule.next(1000, 7) == 0
+    assert len({*lengths[200::2]}) > 1, (
+        "it looks at others, although rounds of eight rows intervene"
+    )
 
 
 @pytest.fixture

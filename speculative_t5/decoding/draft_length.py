@@ -45,9 +45,9 @@ AGEING = 2e-3  # by how much the doubt about a cost grows with each round withou
 MOST_DOUBT = 0.9  # share of a cost that may be an error
 
 EXPLORED = 1 / 64  # share of the time that may be lost by looking at other lengths
-EXPLORED_FIRST = 1.5  # rounds of one token that may be lost besides, for a beginning
+EXPLORED_FIRST = 6.0  # rounds of one token that may be lost besides, for a beginning
 FIRST_ROUNDS = 3  # that count, before other lengths are looked at
-MOST_CHARGED = 1.5  # times its usual cost, for a look that had to wait for more than that
+MOST_CHARGED = 1.2  # times its usual cost, for a look that had to wait for more than that
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
 MOST_IDLE = 500  # rounds, however slow a probe was by chance
@@ -317,10 +317,7 @@ class AdaptiveSchedule(Schedule):
                 self._charge(costs, outcome)
             else:
                 self._budget += EXPLORED * costs.cost(outcome.length)
-            if outcome.num_draft == 0:
-                self._idle += 1
-            else:
-                self._idle = 0
+            self._idle = 0 if outcome.num_draft else self._idle + 1
         if drafts := [each for each, _ in self._seen if each.num_draft]:
             self._counts.add(drafts)
         self._seen.clear()
