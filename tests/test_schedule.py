@@ -169,6 +169,18 @@ def test_it_learns_from_rounds() -> None:
     assert np.mean(taught(schedule, 6, 800)[600:]) > 4, "it probes"
 
 
+def test_plain_decoding_is_chosen_although_it_seemed_slow_at_first() -> None:
+    """Another program took the time of the first look at it."""
+    schedule, lengths = AdaptiveSchedule(), list[int]()
+    for _ in range(600):
+        num_draft = schedule.next(1000)
+        found = outcome(num_draft, [0])
+        slow = num_draft == 0 and 0 not in lengths
+        schedule.observe(replace(found, verify_seconds=(30 if slow else 1) * found.seconds))
+        lengths.append(num_draft)
+    assert np.mean([n == 0 for n in lengths[300:]]) > 0.95
+
+
 def test_it_probes_later_and_later() -> None:
     """Probes are so rare that they cost little, and rarer after each failure, up to a limit."""
     gaps = np.diff(np.flatnonzero(taught(AdaptiveSchedule(), 0, 4000)))
@@ -189,9 +201,7 @@ def test_each_size_of_batch_has_costs_of_its_own() -> None:
             found = Outcome(num_draft, [num_draft] * rows, accepted, 0, seconds, rows, length)
             schedule.observe(found)
     assert schedule.next(1000, 1) > schedule.next(1000, 8) == schedule.next(1000, 7) == 0
-    assert len({*lengths[200::2]}) > 1, (
-        "it looks at others, although rounds of eight rows intervene"
-    )
+    assert len({*lengths[200::2]}) > 1, "it looks at others, although rounds of eight intervene"
 
 
 @pytest.fixture

@@ -213,6 +213,8 @@ class Costs:
             if before and after and abs(_middle(before) - _middle(after)) > UNSETTLED:
                 continue  # another program has begun, or ended its work
             cost, seen, _ = self.known.get(length, (self.cost(length), 0.0, 0.0))
+            if cost > (1 + OUTLIER) * self.curves()[0][length - 1]:
+                seen = 0.0  # longer passes cost less: it took too long by chance
             others = [each for each in (*before, *after) if each[0] != length]
             # Others are compared with the usual length, not that with them.
             if others and 2 * len(others) >= len(before) + len(after):
@@ -234,15 +236,15 @@ class Costs:
     def curves(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the cost to expect and the least that is possible, for each of PASSES.
 
-        The least of a length follows from others: a longer pass costs no less than a shorter one,
-        and no more than several that have as many tokens.
+        They follow from what is known of others, too: a longer pass costs no less than a shorter
+        one, and at the least no more than several that have as many tokens.
         """
         if self._curves is None:
             lengths = np.array(sorted(self.known), dtype=int)
             expected, least = self._guess, np.full(len(PASSES), NOTHING_KNOWN)
             if len(lengths):
                 costs, seen, last = np.array([self.known[n] for n in lengths.tolist()]).T
-                at = lengths - 1
+                at, costs = lengths - 1, np.minimum.accumulate(costs[::-1])[::-1]
                 expected = expected * np.interp(PASSES, lengths, costs / self._guess[at])
                 doubt = np.minimum((1 + AGEING * (self.rounds - last)) / (seen + 1), MOST_DOUBT)
                 least[at] = costs * (1 - doubt)
@@ -330,7 +332,7 @@ class AdaptiveSchedule(Schedule):
 
         A look that happens to gain is credited, so that luck averages out.
         """
-        spent = usual = costs.cost(outcome.length)
+        spent = usual = costs.curves()[0][outcome.length - 1]
         if scale := costs.scale:
             spent = min(outcome.seconds / scale, MOST_CHARGED * usual)
         loss = spent - (1 + fmean(outcome.num_accepted)) / self._rate
