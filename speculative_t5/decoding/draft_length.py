@@ -47,7 +47,7 @@ MOST_DOUBT = 0.9  # share of a cost that may be an error
 EXPLORED = 1 / 64  # share of the time that may be lost by looking at other lengths
 EXPLORED_FIRST = 6.0  # rounds of one token that may be lost besides, for a beginning
 FIRST_ROUNDS = 3  # that count, before other lengths are looked at
-MOST_CHARGED = 1.2  # times its usual cost, for a look that had to wait for more than that
+MOST_CHARGED = 1.2  # times its usual cost, for a look that also had a pass to compile
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
 MOST_IDLE = 500  # rounds, however slow a probe was by chance
@@ -328,18 +328,17 @@ class AdaptiveSchedule(Schedule):
             self._save()
 
     def _charge(self, costs: Costs, outcome: Outcome) -> None:
-        """Charge what a look has cost, a draft's reading of the text so far included.
+        """Charge what a look has cost; of a probe, a draft's reading of the text so far included.
 
         A look that happens to gain is credited, so that luck averages out.
         """
-        spent = usual = costs.curves()[0][outcome.length - 1]
-        if scale := costs.scale:
-            spent = min(outcome.seconds / scale, MOST_CHARGED * usual)
-        loss = spent - (1 + fmean(outcome.num_accepted)) / self._rate
+        usual, scale = costs.curves()[0][outcome.length - 1], costs.scale
+        spent = outcome.seconds / scale if scale else usual
+        gained = (1 + fmean(outcome.num_accepted)) / self._rate
         if self._best.get(_size(outcome.rows)):
-            self._budget -= loss
+            self._budget -= min(spent, MOST_CHARGED * usual) - gained
         else:
-            self._probe_loss += loss
+            self._probe_loss += spent - gained
 
     def _choose(self, size: int) -> list[tuple[int, bool]]:
         """Return what the next rounds are to draft, and whether each is a look."""
