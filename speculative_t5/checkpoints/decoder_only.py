@@ -127,7 +127,7 @@ def inspect_decoder_only(folder: ModelFolder) -> DecoderOnly:
             if not scales:
                 raise ValueError(
                     f"config.json in {folder.path} has quantization, but the weights there are not "
-                    "quantized: copy those that are, or remove it"
+                    "quantized: copy quantized ones there, or remove quantization"
                 )
             chosen = device.DefaultType(scales[0], "as stored")
     count = sum(math.prod(shape) for shape in module_shapes(module).values())

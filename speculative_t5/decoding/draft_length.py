@@ -51,8 +51,8 @@ MOST_CHARGED = 1.2  # times its usual cost, for a look that also had a pass to c
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
 MOST_IDLE = 500  # rounds, however slow a probe was by chance
-PLANNED_EVERY, MOST_PLANNED = 8, 24  # plan one round more at a time for each 8 seen, 24 at most
-IDLE_PLANNED = 4  # plan so many times further where nothing is drafted
+PLANNED_EVERY, MOST_PLANNED = 8, 24  # a plan has one round more for each 8 seen, 24 at most
+IDLE_PLANNED = 4  # where nothing is drafted, plans are this many times as long
 NEWLY_CHOSEN = 3  # rounds after which a new choice is thought over
 SAVED_FIRST = 2  # rounds before what was learned is kept first, and then as they double
 
@@ -68,7 +68,7 @@ class Outcome:
     verify_seconds: float  # from there to the verdicts
     rows: int = 1  # in the batch
     length: int = 1  # of the target's pass, in tokens
-    typical: bool = True  # False if its time is not that of other rounds with such a pass
+    typical: bool = True  # whether its time is that of other rounds with such a pass
 
     @property
     def seconds(self) -> float:
@@ -91,7 +91,7 @@ class Schedule(Protocol):
         """
 
     def kept(self, found: int) -> int:
-        """Return how many tokens to keep of a draft that has not as many as were asked for."""
+        """Return how many tokens to keep of a draft that is shorter or longer than asked for."""
         return found
 
     def observe(self, outcome: Outcome) -> None:
@@ -236,8 +236,8 @@ class Costs:
     def curves(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the cost to expect and the least that is possible, for each of PASSES.
 
-        They follow from what is known of others, too: a longer pass costs no less than a shorter
-        one, and at the least no more than several that have as many tokens.
+        Known costs bound those of other lengths: a longer pass costs no less than a shorter one.
+        The least cost assumes besides that it costs no more than several with as many tokens.
         """
         if self._curves is None:
             lengths = np.array(sorted(self.known), dtype=int)

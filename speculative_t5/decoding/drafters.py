@@ -282,7 +282,7 @@ class ModelDrafter:
             if keys is None:
                 chosen = argmax(own)
             else:
-                # Over all ids of the target: an id's noise depends on their number.
+                # As wide as the target's: an id's noise depends on the width.
                 probs.append(padded(groups.probs(own), self._vocab_size))
                 chosen = sample(probs[-1], keys[:, position])
             tokens = mx.concatenate([tokens, chosen[:, None]], axis=1)

@@ -138,7 +138,7 @@ class LogitsTransform:
 
     @property
     def summary(self) -> str:
-        """Names the options that are on: draft lengths are learned for all their values."""
+        """Names the options that are on, without their values."""
         on = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
         return " ".join(on)
 

@@ -20,7 +20,7 @@ from .verify import Verifier
 
 WINDOW = 4  # batches of prompts to put in order of length
 PREFETCH_TOKENS = 512  # of prompts to encode before there are rows for them
-IDLE = 0.1  # of a round: how long the caller may be at work before it for its time to count
+IDLE = 0.1  # share of a round's time: if the caller takes longer before it, it does not count
 
 Indexed = tuple[int, Sequence[int]]  # index of a prompt, and its ids
 StopReasons = Mapping[int, FinishReason]  # ids that end an output, and why it has ended then
