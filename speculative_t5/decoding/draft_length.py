@@ -44,7 +44,7 @@ NOTHING_KNOWN = 1e-3  # the least that a pass may cost, before any is known
 AGEING = 2e-3  # by how much the doubt about a cost grows with each round without one
 MOST_DOUBT = 0.9  # share of a cost that may be an error
 
-EXPLORED = 1 / 64  # share of the time that may be lost by looking at other lengths
+EXPLORED = 0.01  # share of the time that may be lost by looking at other lengths
 EXPLORED_FIRST = 6.0  # rounds of one token that may be lost besides, for a beginning
 FIRST_ROUNDS = 3  # that count, before other lengths are looked at
 MOST_CHARGED = 1.2  # times its usual cost, for a look that also had a pass to compile
@@ -196,11 +196,6 @@ class Costs:
         """Learn from rounds in their order, each as the tokens of its pass and its seconds."""
         every = [*self._last, *rounds]
         self._last = every[-AROUND:]
-        if len({n for n, _ in every}) == 1 and (n := every[0][0]) in self.known:
-            self.rounds += len(rounds)  # there is nothing to compare them with
-            self.known[n][2] = self.rounds
-            self._curves = None
-            return
         # Of those with a known cost: the logarithm of the seconds for a cost of 1.
         paces = [(n, math.log(s / self.known[n][0])) if n in self.known else None for n, s in every]
         for at in range(len(every) - len(rounds), len(every)):
@@ -210,14 +205,18 @@ class Costs:
                 [each for each in part if each]
                 for part in (paces[max(at - AROUND, 0) : at], paces[at + 1 : at + 1 + AROUND])
             )
+            others = [each for each in (*before, *after) if each[0] != length]
+            # Others are compared with the usual length, not that with them.
+            compared = others and 2 * len(others) >= len(before) + len(after)
+            if length in self.known and not compared:
+                self.known[length][2] = self.rounds
+                continue
             if before and after and abs(_middle(before) - _middle(after)) > UNSETTLED:
                 continue  # another program has begun, or ended its work
             cost, seen, _ = self.known.get(length, (self.cost(length), 0.0, 0.0))
             if cost > (1 + OUTLIER) * self.curves()[0][length - 1]:
                 seen = 0.0  # longer passes cost less: it took too long by chance
-            others = [each for each in (*before, *after) if each[0] != length]
-            # Others are compared with the usual length, not that with them.
-            if others and 2 * len(others) >= len(before) + len(after):
+            if compared:
                 own = math.log(seconds / cost) - _middle(others)
                 if seen:
                     own = min(max(own, -OUTLIER), OUTLIER)
@@ -362,7 +361,7 @@ class AdaptiveSchedule(Schedule):
         count = 1 + min(int(max(self._rounds, seen)) // PLANNED_EVERY, MOST_PLANNED - 1)
         if best != before:
             count = min(count, NEWLY_CHOSEN)
-        around = [usual] * min(count // 2, AROUND)  # to compare another length with
+        around = [usual] * (count // 2)  # to compare another length with
         if usual[0] == 0:
             other = 1 + int(np.argmax(rates[1:]))
             # What is accepted is not seen meanwhile.
