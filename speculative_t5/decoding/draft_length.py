@@ -37,7 +37,7 @@ LONGER = 0.995  # the same for positions that a round did not ask for
 
 MORE_TOKENS = 0.2  # guess: the cost of a further token in a round, by that of a pass over one
 MOST_SEEN = 50  # rounds after which a length's cost is as well known as it can be
-OUTLIER = 0.25  # the most that a round may say about a cost, as a logarithm
+OUTLIER = 0.25  # logarithm of what a round may take above or below what is known of it
 AROUND = 5  # rounds before and after, whose median tells the machine's speed
 UNSETTLED = 0.12  # difference between the two from which on that has changed
 NOTHING_KNOWN = 1e-3  # the least that a pass may cost, before any is known
@@ -183,6 +183,7 @@ class Costs:
         # Of each length: cost, rounds that it was seen in, the last of them.
         self.known = {n: [cost, seen, 0.0] for n, (cost, seen) in (known or {}).items()}
         self.rounds = 0
+        self._surprising: set[int] = set()  # lengths whose only look took longer than expected
         self._last: list[tuple[int, float]] = []  # rounds, as `observe` is given them
         self._guess = 1 + MORE_TOKENS * (PASSES - 1.0)
         self._curves: tuple[np.ndarray, np.ndarray] | None = None
@@ -207,24 +208,28 @@ class Costs:
             )
             others = [each for each in (*before, *after) if each[0] != length]
             # Others are compared with the usual length, not that with them.
-            compared = others and 2 * len(others) >= len(before) + len(after)
-            if length in self.known and not compared:
+            if not others or 2 * len(others) < len(before) + len(after):
+                self.known.setdefault(length, [self.cost(length), 1.0, 0.0])
                 self.known[length][2] = self.rounds
                 continue
             if before and after and abs(_middle(before) - _middle(after)) > UNSETTLED:
                 continue  # another program has begun, or ended its work
             cost, seen, _ = self.known.get(length, (self.cost(length), 0.0, 0.0))
-            if cost > (1 + OUTLIER) * self.curves()[0][length - 1]:
-                seen = 0.0  # longer passes cost less: it took too long by chance
-            if compared:
-                own = math.log(seconds / cost) - _middle(others)
-                if seen:
-                    own = min(max(own, -OUTLIER), OUTLIER)
+            own = math.log(seconds / cost) - _middle(others)
+            if not seen and own > OUTLIER and length not in self._surprising:
+                self._surprising.add(length)
+                continue  # perhaps by chance, which a second look will tell
+            if seen and abs(own) > OUTLIER:
+                # What is known is doubted: a round is slower by chance, but not so much faster.
+                seen /= 2
+                own = min(max(own, -OUTLIER) if seen >= 1 else own, OUTLIER)
                 cost *= math.exp(own / (seen + 1))
-                seen += 1
-                usual = self.known[median_low(n for n, _ in others)]
-                usual[1] = min(usual[1] + 1, MOST_SEEN)
-            self.known[length] = [cost, min(max(seen, 1.0), MOST_SEEN), self.rounds]
+            else:
+                cost *= math.exp(own / (seen + 1))
+                seen = min(seen + 1, MOST_SEEN)
+            self.known[length] = [cost, seen, self.rounds]
+            usual = self.known[median_low(n for n, _ in others)]
+            usual[1] = min(usual[1] + 1, MOST_SEEN)
         self._curves = None
 
     def cost(self, length: int) -> float:
@@ -376,6 +381,7 @@ class AdaptiveSchedule(Schedule):
         self._patience = 1.0
         if costs.rounds >= FIRST_ROUNDS:
             affordable = np.where(losses <= self._budget, possible, 0)
+            affordable[best] = 0
             other = int(np.argmax(affordable))
             # The usual length's own cost may be an error, too.
             if affordable[other] > WORTHWHILE * rates[best] * least[best] / expected[best]:
