@@ -45,6 +45,7 @@ AGEING = 2e-3  # by how much the doubt about a cost grows with each round withou
 MOST_DOUBT = 0.9  # share of a cost that may be an error
 
 EXPLORED = 0.01  # share of the time that may be lost by looking at other lengths
+LEAST_LOSS = 0.1  # of a look, in passes over one token, below which looks are as cheap
 EXPLORED_FIRST = 6.0  # rounds of one token that may be lost besides, for a beginning
 FIRST_ROUNDS = 3  # that count, before other lengths are looked at
 MOST_CHARGED = 1.2  # times its usual cost, for a look that also had a pass to compile
@@ -380,11 +381,12 @@ class AdaptiveSchedule(Schedule):
             return [usual] * min(count, math.ceil(patience - self._idle))
         self._patience = 1.0
         if costs.rounds >= FIRST_ROUNDS:
-            affordable = np.where(losses <= self._budget, possible, 0)
-            affordable[best] = 0
-            other = int(np.argmax(affordable))
             # The usual length's own cost may be an error, too.
-            if affordable[other] > WORTHWHILE * rates[best] * least[best] / expected[best]:
+            surpassed = WORTHWHILE * rates[best] * least[best] / expected[best]
+            gains = np.where(losses <= self._budget, possible - surpassed, 0)
+            gains[best] = 0
+            other = int(np.argmax(gains / np.maximum(losses, LEAST_LOSS)))
+            if gains[other] > 0:
                 return [*around, (LENGTHS[other], True), *around]
         return [usual] * count
 
