@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Annotated, Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
@@ -36,7 +36,7 @@ from texts import DataOption, DraftOption, engine, held_out_examples
 DELTAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 SIZES = (1, 4, 16, 64)  # of batches
 PLAIN = "plain"
-TURNS = 5  # of comparing lengths, after the one in which the first things are learned
+TURNS = 9  # of comparing lengths, after the one in which the first things are learned
 
 CountOption = Annotated[int, typer.Option(help="Number of prompts.")]
 NumDraftOption = Annotated[int, typer.Option(help="Tokens to draft for each target pass.")]
@@ -150,16 +150,29 @@ def lengths(
         for _ in range(1 + TURNS):
             done = interleaved(decoders, given, temperature)
             speeds.append({name: tokens_per_second(outputs) for name, outputs in done.items()})
-        later = {name: median(turn[name] for turn in speeds[1:]) for name in decoders}
-        for turn, found in (("nothing learned yet", speeds[0]), ("later, medians", later)):
-            best = max(speed for length, speed in found.items() if length != "auto")
+        first, *later = speeds
+        medians = {name: median(turn[name] for turn in later) for name in decoders}
+        for turn, found in (("nothing learned yet", first), ("later, medians", medians)):
             print(f"{name}, {len(given)} prompts, {turn}, tokens/s:")
             print("  " + ", ".join(f"{length} {speed:.0f}" for length, speed in found.items()))
-            print(
-                f"  auto is {found['auto'] / best:.3f} of the best fixed length, "
-                f"{found['auto'] / found['0']:.3f} of plain decoding",
-                flush=True,
-            )
+        print(f"  auto is {first['auto'] / max(first.values()):.3f} of the best at first; later")
+        for other, ratios in auto_against(later).items():
+            span = f"{min(ratios):.3f} to {max(ratios):.3f}"
+            print(f"  {median(ratios):.3f} of {other} ({span})", flush=True)
+
+
+def auto_against(turns: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return the speed of "auto" in each turn, by that of the best fixed length and of plain.
+
+    The other turns choose that length: the fastest of this turn owes some of its speed to chance.
+    """
+    best: list[float] = []
+    for turn in turns:
+        others = [each for each in turns if each is not turn]
+        chosen = max(turn.keys() - {"auto"}, key=lambda name: fmean(each[name] for each in others))
+        best.append(turn["auto"] / turn[chosen])
+    plain = [turn["auto"] / turn["0"] for turn in turns]
+    return {"the best fixed length": best, "plain decoding": plain}
 
 
 @app.command()
