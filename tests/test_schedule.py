@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -207,7 +209,7 @@ def test_the_usual_length_is_compared_with_others_and_not_with_itself() -> None:
         num_draft = schedule.next(1000)
         (plan,) = schedule._plans.values()
         looks += [num_draft] if plan[0][1] else []
-        usual = LENGTHS[schedule._best[1]]
+        usual = LENGTHS[schedule._best[1][0]]
         assert num_draft != usual or not plan[0][1]
         schedule.observe(outcome(num_draft, [min(num_draft, 4)]))
     assert len({*looks}) > 2
@@ -270,6 +272,24 @@ def test_what_was_learned_is_kept_by_models_options_and_hardware(
         assert taught(stored("this", 1), 0, 1) == knows, name
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_many_short_processes_learn_as_a_long_one_does(tmp_path: Path, seed: int) -> None:
+    """They go on exploring where the one before has ended, and know what it cost."""
+    (case,) = (each for each in CASES if each.name == "two cores, a hopeless draft")
+    assert simulate(case, 600, seed, tmp_path / "kept.json").later > 0.95
+
+
+def test_a_process_keeps_what_it_has_learned_when_it_ends(cache: Path) -> None:
+    code = """
+from speculative_t5.decoding.draft_length import Outcome, stored
+
+schedule = stored()
+schedule.observe(Outcome(schedule.next(9), [1], [1], 0.0, 1.0))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert len([*cache.iterdir()]) == 1
+
+
 def test_a_damaged_file_is_nothing_learned(cache: Path) -> None:
     taught(stored(), 2, 300)
     (path,) = cache.iterdir()
@@ -277,6 +297,7 @@ def test_a_damaged_file_is_nothing_learned(cache: Path) -> None:
     costs = [{"1": {"3": [1.0]}}, {"1": {"3": [-1.0, 2.0]}}, {"1": {"900": [1.0, 2.0]}}, {"1": 3}]
     costs.append({"1": {"3": [10**400, 2]}})
     odd = [whole | {"costs": each} for each in costs]
+    odd += [whole | {"exploring": each} for each in (3, [1] * 5, [math.inf, 0, 1, 0], ["a"])]
     odd += [whole | {"counts": each} for each in ([[1.0]], [[math.nan] * (MAX_DRAFT + 1)] * 5)]
     deep = 100_000 * "["
     for content in ("", "[]", "{}", '{"counts": 3}', "\xff", deep, *map(json.dumps, odd)):
@@ -306,7 +327,10 @@ def test_auto_gives_the_outputs_of_plain_decoding(cache: Path, temperature: floa
     assert not cache.exists(), "there is nothing to learn"
     found = [one.generate(prompt, **options) for prompt in PROMPTS]
     assert [each.tokens for each in found] == plain
-    assert len({n for each in found for n in each.stats.num_draft}) > 1 and any(cache.iterdir())
+    assert len({n for each in found for n in each.stats.num_draft}) > 1
+    for schedule in one._schedules.values():
+        schedule.keep()
+    assert any(cache.iterdir())
     for other in (one, make_decoder(lookup=True)):
         chunks = other.stream(PROMPTS[0], **options)
         assert [token for chunk in chunks for token in chunk.tokens] == plain[0]

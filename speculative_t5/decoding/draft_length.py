@@ -1,5 +1,6 @@
 """How many tokens to draft next: a fixed number, or the one that pays best on this machine."""
 
+import atexit
 import contextlib
 import hashlib
 import json
@@ -11,7 +12,7 @@ import threading
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean, median, median_low
@@ -37,25 +38,27 @@ LONGER = 0.995  # the same for positions that a round did not ask for
 
 MORE_TOKENS = 0.2  # guess: the cost of a further token in a round, by that of a pass over one
 MOST_SEEN = 50  # rounds after which a length's cost is as well known as it can be
-OUTLIER = 0.25  # logarithm of what a round may take above or below what is known of it
-AROUND = 5  # rounds before and after, whose median tells the machine's speed
-UNSETTLED = 0.12  # difference between the two from which on that has changed
+OUTLIER = 0.25  # difference from what is expected, as a logarithm, that surprises
+AROUND = 5  # rounds before and after one, whose medians tell how fast the machine was
+UNSETTLED = 0.12  # difference between the two, as a logarithm, if that has changed between them
 NOTHING_KNOWN = 1e-3  # the least that a pass may cost, before any is known
 AGEING = 2e-3  # by how much the doubt about a cost grows with each round without one
 MOST_DOUBT = 0.9  # share of a cost that may be an error
 
-EXPLORED = 0.01  # share of the time that may be lost by looking at other lengths
-LEAST_LOSS = 0.1  # of a look, in passes over one token, below which looks are as cheap
-EXPLORED_FIRST = 6.0  # rounds of one token that may be lost besides, for a beginning
-FIRST_ROUNDS = 3  # that count, before other lengths are looked at
+# A look is a round with another length than the usual one, to learn what that costs; a probe is a
+# look while nothing is usually drafted. Losses are in passes over one token.
+EXPLORED = 0.01  # share of the time that looks may lose
+LEAST_LOSS = 0.1  # looks that would lose less are taken to lose this much
+EXPLORED_FIRST = 6.0  # what looks may lose besides, for a beginning
+FIRST_ROUNDS = 3  # with a time that says something, before the first look
 MOST_CHARGED = 1.2  # times its usual cost, for a look that also had a pass to compile
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
-MOST_IDLE = 500  # rounds, however slow a probe was by chance
+MOST_IDLE = 500  # longest wait in rounds, however slow a probe was by chance
 PLANNED_EVERY, MOST_PLANNED = 8, 48  # a plan has one round more for each 8 seen, 48 at most
 IDLE_PLANNED = 4  # where nothing is drafted, plans are this many times as long
 NEWLY_CHOSEN = 3  # rounds after which a new choice is thought over
-SAVED_FIRST = 2  # rounds before what was learned is kept first, and then as they double
+SAVED_FIRST = 64  # rounds before what was learned is kept first, and then as they double
 
 
 @dataclass(frozen=True)
@@ -241,8 +244,9 @@ class Costs:
     def curves(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the cost to expect and the least that is possible, for each of PASSES.
 
-        Known costs bound those of other lengths: a longer pass costs no less than a shorter one.
-        The least cost assumes besides that it costs no more than several with as many tokens.
+        Between known lengths the expected cost rises as the guess does. The least cost assumes that
+        a longer pass costs no less than a shorter one, and no more than several with as many tokens
+        together.
         """
         if self._curves is None:
             lengths = np.array(sorted(self.known), dtype=int)
@@ -261,28 +265,34 @@ class Costs:
         return self._curves
 
 
+@dataclass
+class Exploring:
+    """What looks may lose, and have lost, in passes over one token."""
+
+    budget: float = EXPLORED_FIRST
+    idle: float = 0  # rounds without a draft
+    patience: float = 1.0  # before a probe; it doubles with each that changes nothing
+    probe_loss: float = 0.0  # of the last probe
+
+
 class AdaptiveSchedule(Schedule):
     """Chooses the draft length with the most expected tokens per second; 0 if none pays.
 
     A round that drafts K tokens is expected to emit 1 + the tokens accepted (2211.17192, equation
     1, with a rate for each position). What it takes is learned from the rounds themselves, for each
     size of the batch, beginning with a guess: a length that might be better than the best known one
-    is looked at as long as that has cost little. Threads may share one schedule.
+    is looked at as long as that has cost little. Threads may share one schedule; a look that
+    several of them begin at once is charged once.
     """
 
     def __init__(self, store: Path | None = None) -> None:
         self._learning = threading.Lock()
         self._store = store
-        self._counts, costs = _read(store)
+        self._counts, costs, self._exploring = _read(store)
         self._costs = defaultdict(Costs, costs)  # by the size of the batch
         self._rounds, self._save_at = 0, SAVED_FIRST
-        # Passes over one token that may be lost by looking at other lengths.
-        self._budget = 0.0 if costs else EXPLORED_FIRST
-        self._rate = 1.0  # tokens to expect for each of them
-        self._idle = 0  # rounds without a draft
-        self._patience = 1.0  # before a probe; it doubles with each that changes nothing
-        self._probe_loss = 0.0  # of the last probe, in passes over one token
-        self._best: dict[int, int] = {}  # index of LENGTHS, by the size of the batch
+        # By the size of the batch: an index of LENGTHS, and the tokens to expect in a cost of 1.
+        self._best: dict[int, tuple[int, float]] = {}
         # What the next rounds are to draft, and whether that is a look at another length; by the
         # size of the batch. To choose for each round takes longer than a small model's pass.
         self._plans: defaultdict[int, deque[tuple[int, bool]]] = defaultdict(deque)
@@ -323,8 +333,8 @@ class AdaptiveSchedule(Schedule):
             if looks:
                 self._charge(costs, outcome)
             else:
-                self._budget += EXPLORED * costs.cost(outcome.length)
-            self._idle = 0 if outcome.num_draft else self._idle + 1
+                self._exploring.budget += EXPLORED * costs.cost(outcome.length)
+            self._exploring.idle = 0 if outcome.num_draft else self._exploring.idle + 1
         if drafts := [each for each, _ in self._seen if each.num_draft]:
             self._counts.add(drafts)
         self._seen.clear()
@@ -333,21 +343,22 @@ class AdaptiveSchedule(Schedule):
             self._save()
 
     def _charge(self, costs: Costs, outcome: Outcome) -> None:
-        """Charge what a look has cost; of a probe, a draft's reading of the text so far included.
+        """Charge what a look has lost; a probe also a draft's reading of the text so far.
 
         A look that happens to gain is credited, so that luck averages out.
         """
         usual, scale = costs.curves()[0][outcome.length - 1], costs.scale
         spent = outcome.seconds / scale if scale else usual
-        gained = (1 + fmean(outcome.num_accepted)) / self._rate
-        if self._best.get(_size(outcome.rows)):
-            self._budget -= min(spent, MOST_CHARGED * usual) - gained
+        best, rate = self._best[_size(outcome.rows)]
+        gained = (1 + fmean(outcome.num_accepted)) / rate
+        if best:
+            self._exploring.budget -= min(spent, MOST_CHARGED * usual) - gained
         else:
-            self._probe_loss += spent - gained
+            self._exploring.probe_loss += spent - gained
 
     def _choose(self, size: int) -> list[tuple[int, bool]]:
         """Return what the next rounds are to draft, and whether each is a look."""
-        costs = self._costs[size]
+        costs, exploring = self._costs[size], self._exploring
         accepts, chances = self._counts.expected()
         emitted = 1 + accepts[LENGTHS]
         expected, least = (_per_length(curve, chances) for curve in costs.curves())
@@ -357,10 +368,10 @@ class AdaptiveSchedule(Schedule):
         possible = np.where(near, emitted / least, 0)
         if 1 not in costs.known:
             possible[0] = np.inf  # plain decoding is what others must not be slower than
-        best, before = int(np.argmax(rates)), self._best.get(size)
+        best, (before, _) = int(np.argmax(rates)), self._best.get(size, (None, 1.0))
         if before is not None and rates[best] < WORTHWHILE * rates[before]:
             best = before
-        self._best[size], self._rate = best, rates[best]
+        self._best[size] = best, rates[best]
         losses = np.maximum(expected - emitted / rates[best], 0)
         usual = (LENGTHS[best], False)
         seen = sum(rounds for _, rounds, _ in costs.known.values())
@@ -371,36 +382,43 @@ class AdaptiveSchedule(Schedule):
         if usual[0] == 0:
             other = 1 + int(np.argmax(rates[1:]))
             # What is accepted is not seen meanwhile.
-            loss = max(self._probe_loss, 0.0) or losses[other]
-            patience = min(max(1.0, self._patience * loss / EXPLORED), MOST_IDLE)
-            if self._idle >= patience:
-                self._probe_loss, self._patience = 0.0, min(2 * self._patience, MAX_PATIENCE)
+            loss = max(exploring.probe_loss, 0.0) or losses[other]
+            patience = min(max(1.0, exploring.patience * loss / EXPLORED), MOST_IDLE)
+            if exploring.idle >= patience:
+                exploring.probe_loss = 0.0
+                exploring.patience = min(2 * exploring.patience, MAX_PATIENCE)
                 return [*around, (LENGTHS[other], True), *around]
             if best == before:  # meanwhile there is nothing to learn that could change the choice
                 count *= IDLE_PLANNED
-            return [usual] * min(count, math.ceil(patience - self._idle))
-        self._patience = 1.0
+            return [usual] * min(count, math.ceil(patience - exploring.idle))
+        exploring.patience = 1.0
         if costs.rounds >= FIRST_ROUNDS:
-            # The usual length's own cost may be an error, too.
+            # The usual length may be slower than its known cost says, too.
             surpassed = WORTHWHILE * rates[best] * least[best] / expected[best]
-            gains = np.where(losses <= self._budget, possible - surpassed, 0)
+            gains = np.where(losses <= exploring.budget, possible - surpassed, 0)
             gains[best] = 0
             other = int(np.argmax(gains / np.maximum(losses, LEAST_LOSS)))
             if gains[other] > 0:
                 return [*around, (LENGTHS[other], True), *around]
         return [usual] * count
 
+    def keep(self) -> None:
+        """Keep what was learned for later processes, at the end of this one."""
+        if self._learning.acquire(blocking=False):  # a thread that is no more may hold it
+            self._learn()
+            self._save()
+            self._learning.release()
+
     def _save(self) -> None:
-        """Keep what was learned for later processes, if there is a file for it."""
         if self._store is None:
             return
         sizes = {
             str(size): {str(n): each[:2] for n, each in costs.known.items()}
             for size, costs in self._costs.items()
         }
-        kept = {"counts": self._counts.values.tolist(), "costs": sizes}
+        counts, exploring = self._counts.values.tolist(), astuple(self._exploring)
+        kept = {"counts": counts, "costs": sizes, "exploring": exploring}
         with contextlib.suppress(OSError):  # then each process learns for itself
-            self._store.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._store, json.dumps(kept).encode())
 
 
@@ -434,7 +452,12 @@ def stored(*settings: object) -> AdaptiveSchedule:
     hardware = (platform.machine(), *names, device, libraries.num_threads())
     code = (__version__, version("mlx"), libraries.parts())
     digest = hashlib.sha256(repr((code, hardware, settings)).encode()).hexdigest()
-    return AdaptiveSchedule(cache_folder() / f"{digest[:32]}.json")
+    folder = cache_folder()
+    with contextlib.suppress(OSError):  # then nothing is kept
+        folder.mkdir(parents=True, exist_ok=True)
+    schedule = AdaptiveSchedule(folder / f"{digest[:32]}.json")
+    atexit.register(schedule.keep)
+    return schedule
 
 
 def cache_folder() -> Path:
@@ -446,10 +469,11 @@ def cache_folder() -> Path:
     return Path(root) / "speculative_t5" / "draft-lengths"
 
 
-def _read(path: Path | None) -> tuple[Counts, dict[int, Costs]]:
-    """Return what a file has: counts, and costs by batch size; nothing if missing or damaged."""
+def _read(path: Path | None) -> tuple[Counts, dict[int, Costs], Exploring]:
+    """Return what a file has, costs by batch size; nothing learned if missing or damaged."""
+    nothing = Counts(), dict[int, Costs](), Exploring()
     if path is None:
-        return Counts(), {}
+        return nothing
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         counts = Counts(found["counts"])
@@ -457,15 +481,18 @@ def _read(path: Path | None) -> tuple[Counts, dict[int, Costs]]:
             int(size): {int(n): (float(cost), float(seen)) for n, (cost, seen) in known.items()}
             for size, known in found["costs"].items()
         }
+        exploring = Exploring(*map(float, found["exploring"]))
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
-        return Counts(), {}
+        return nothing
     except RecursionError:  # brackets within brackets
-        return Counts(), {}
+        return nothing
     known = [(n, *each) for lengths in costs.values() for n, each in lengths.items()]
     whole = counts.values.shape == (5, MAX_DRAFT + 1) and all(
         0 < n <= len(PASSES) and 0 < cost < math.inf and 0 < seen < math.inf
         for n, cost, seen in known
     )
-    if not (whole and np.isfinite(counts.values).all() and counts.values.min() >= 0):
-        return Counts(), {}
-    return counts, {size: Costs(known) for size, known in costs.items()}
+    numbers = [*counts.values.flat, *astuple(exploring)]
+    if not (whole and np.isfinite(numbers).all() and counts.values.min() >= 0):
+        return nothing
+    exploring.budget = min(exploring.budget, EXPLORED_FIRST)
+    return counts, {size: Costs(known) for size, known in costs.items()}, exploring

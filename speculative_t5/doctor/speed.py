@@ -104,10 +104,10 @@ def speed(subject: Subject) -> Finding:
     ]
     details |= {
         "steady_seconds": steady,
-        "best": {
-            f"{rate:.2f}": {"num_draft": k, "speedup": gain}
+        "best": [
+            {"acceptance": rate, "num_draft": k, "speedup": gain}
             for rate, k, gain in zip(rates, best, gains, strict=True)
-        },
+        ],
     }
     return Finding("speed", "ok", reason, notes, details)
 
