@@ -130,7 +130,7 @@ def lengths(
     noise = SharingDraft(own.target, own.own) if is_sharing else T5(own.config)
     mx.eval(noise.parameters())
     unlike = random_model("t5-efficient-tiny")  # whose outputs have nothing of their sources
-    unlike_prompts = random_prompts(unlike, 40, count // 2)
+    unlike_prompts = random_prompts(unlike, 40, count // 6)
     pair, of_noise = (base.model, base.draft, base.tokenizer), (base.model, noise, base.tokenizer)
     lookup, seldom = (base.model, "lookup", base.tokenizer), (unlike, "lookup", None)
     for name, models, temperature, given in (
