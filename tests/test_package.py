@@ -51,6 +51,25 @@ print([name for name in ("torch", "transformers", "huggingface_hub", "mlx_lm")
     assert all(hasattr(speculative_t5, name) for name in speculative_t5.__all__)
 
 
+def test_mlx_looks_for_a_compiler_when_a_model_is_loaded(tmp_path: Path) -> None:
+    """And not in the first generation, which would take longer."""
+    compiler, called = tmp_path / "g++", tmp_path / "called"
+    compiler.write_text(f"#!/bin/sh\ntouch '{called}'\n")
+    compiler.chmod(0o755)
+    code = f"""
+from pathlib import Path
+from speculative_t5 import SpeculativeDecoder
+
+called = Path({str(called)!r})
+decoder = SpeculativeDecoder.from_pretrained("correct-base", None)
+print(called.exists())
+called.unlink()
+print(decoder.generate("correct: He go home.").text, called.exists())
+"""
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    assert python(code, PATH=path, **{device.CHOICE: "cpu"}) == ["True", "He goes home. False"]
+
+
 @pytest.mark.linux
 def test_mlx_calls_the_blas_that_was_loaded() -> None:
     code = """

@@ -71,6 +71,9 @@ def load(
     """
     device.enter_thread()
     device.limit_memory()
+    # On a CPU, MLX looks for a C++ compiler before it first compiles. That takes some milliseconds,
+    # more still in the first generation, whose threads are at work.
+    mx.compile(lambda x: x)(mx.array(0))
     computed = as_dtype(dtype)
     folder = ModelFolder(locate(name_or_path))
     if group is not None and group.size() == 1:
