@@ -362,6 +362,7 @@ def typical_rounds(
     return [outcome.typical for outcome in plan.schedule.outcomes]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("kind", ["t5", "sharing"])
 def test_rounds_with_more_to_do_do_not_count(kind: str) -> None:
     """They encode a prompt, compile a pass, or let the draft read what was emitted without it."""
