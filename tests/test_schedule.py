@@ -297,7 +297,7 @@ def test_a_damaged_file_is_nothing_learned(cache: Path) -> None:
     costs = [{"1": {"3": [1.0]}}, {"1": {"3": [-1.0, 2.0]}}, {"1": {"900": [1.0, 2.0]}}, {"1": 3}]
     costs.append({"1": {"3": [10**400, 2]}})
     odd = [whole | {"costs": each} for each in costs]
-    odd += [whole | {"exploring": each} for each in (3, [1] * 5, [math.inf, 0, 1, 0], ["a"])]
+    odd += [whole | {"exploration": each} for each in (3, [1] * 5, [math.inf, 0, 1, 0], ["a"])]
     odd += [whole | {"counts": each} for each in ([[1.0]], [[math.nan] * (MAX_DRAFT + 1)] * 5)]
     deep = 100_000 * "["
     for content in ("", "[]", "{}", '{"counts": 3}', "\xff", deep, *map(json.dumps, odd)):

@@ -109,9 +109,9 @@ CASES = [
 
 
 def simulate(case: Case, rounds: int, seed: int = 0, store: Path | None = None) -> Result:
-    """Decode so many rounds with a schedule that has learned nothing yet.
+    """Let a schedule that has learned nothing yet choose the lengths of `rounds` rounds.
 
-    With a file for what was learned, each output has a process of its own.
+    With `store`, each output has a process of its own, which begins with what the one before kept.
     """
     rng, schedule = random.Random(seed), AdaptiveSchedule(store)
     best = max(case.speed(length) for length in LENGTHS)

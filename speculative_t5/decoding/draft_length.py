@@ -266,7 +266,7 @@ class Costs:
 
 
 @dataclass
-class Exploring:
+class Exploration:
     """What looks may lose, and have lost, in passes over one token."""
 
     budget: float = EXPLORED_FIRST
@@ -288,7 +288,7 @@ class AdaptiveSchedule(Schedule):
     def __init__(self, store: Path | None = None) -> None:
         self._learning = threading.Lock()
         self._store = store
-        self._counts, costs, self._exploring = _read(store)
+        self._counts, costs, self._exploration = _read(store)
         self._costs = defaultdict(Costs, costs)  # by the size of the batch
         self._rounds, self._save_at = 0, SAVED_FIRST
         # By the size of the batch: an index of LENGTHS, and the tokens to expect in a cost of 1.
@@ -333,8 +333,8 @@ class AdaptiveSchedule(Schedule):
             if looks:
                 self._charge(costs, outcome)
             else:
-                self._exploring.budget += EXPLORED * costs.cost(outcome.length)
-            self._exploring.idle = 0 if outcome.num_draft else self._exploring.idle + 1
+                self._exploration.budget += EXPLORED * costs.cost(outcome.length)
+            self._exploration.idle = 0 if outcome.num_draft else self._exploration.idle + 1
         if drafts := [each for each, _ in self._seen if each.num_draft]:
             self._counts.add(drafts)
         self._seen.clear()
@@ -352,13 +352,13 @@ class AdaptiveSchedule(Schedule):
         best, rate = self._best[_size(outcome.rows)]
         gained = (1 + fmean(outcome.num_accepted)) / rate
         if best:
-            self._exploring.budget -= min(spent, MOST_CHARGED * usual) - gained
+            self._exploration.budget -= min(spent, MOST_CHARGED * usual) - gained
         else:
-            self._exploring.probe_loss += spent - gained
+            self._exploration.probe_loss += spent - gained
 
     def _choose(self, size: int) -> list[tuple[int, bool]]:
         """Return what the next rounds are to draft, and whether each is a look."""
-        costs, exploring = self._costs[size], self._exploring
+        costs, exploration = self._costs[size], self._exploration
         accepts, chances = self._counts.expected()
         emitted = 1 + accepts[LENGTHS]
         expected, least = (_per_length(curve, chances) for curve in costs.curves())
@@ -382,20 +382,20 @@ class AdaptiveSchedule(Schedule):
         if usual[0] == 0:
             other = 1 + int(np.argmax(rates[1:]))
             # What is accepted is not seen meanwhile.
-            loss = max(exploring.probe_loss, 0.0) or losses[other]
-            patience = min(max(1.0, exploring.patience * loss / EXPLORED), MOST_IDLE)
-            if exploring.idle >= patience:
-                exploring.probe_loss = 0.0
-                exploring.patience = min(2 * exploring.patience, MAX_PATIENCE)
+            loss = max(exploration.probe_loss, 0.0) or losses[other]
+            patience = min(max(1.0, exploration.patience * loss / EXPLORED), MOST_IDLE)
+            if exploration.idle >= patience:
+                exploration.probe_loss = 0.0
+                exploration.patience = min(2 * exploration.patience, MAX_PATIENCE)
                 return [*around, (LENGTHS[other], True), *around]
             if best == before:  # meanwhile there is nothing to learn that could change the choice
                 count *= IDLE_PLANNED
-            return [usual] * min(count, math.ceil(patience - exploring.idle))
-        exploring.patience = 1.0
+            return [usual] * min(count, math.ceil(patience - exploration.idle))
+        exploration.patience = 1.0
         if costs.rounds >= FIRST_ROUNDS:
             # The usual length may be slower than its known cost says, too.
             surpassed = WORTHWHILE * rates[best] * least[best] / expected[best]
-            gains = np.where(losses <= exploring.budget, possible - surpassed, 0)
+            gains = np.where(losses <= exploration.budget, possible - surpassed, 0)
             gains[best] = 0
             other = int(np.argmax(gains / np.maximum(losses, LEAST_LOSS)))
             if gains[other] > 0:
@@ -416,8 +416,8 @@ class AdaptiveSchedule(Schedule):
             str(size): {str(n): each[:2] for n, each in costs.known.items()}
             for size, costs in self._costs.items()
         }
-        counts, exploring = self._counts.values.tolist(), astuple(self._exploring)
-        kept = {"counts": counts, "costs": sizes, "exploring": exploring}
+        counts, exploration = self._counts.values.tolist(), astuple(self._exploration)
+        kept = {"counts": counts, "costs": sizes, "exploration": exploration}
         with contextlib.suppress(OSError):  # then each process learns for itself
             write_whole(self._store, json.dumps(kept).encode())
 
@@ -469,9 +469,9 @@ def cache_folder() -> Path:
     return Path(root) / "speculative_t5" / "draft-lengths"
 
 
-def _read(path: Path | None) -> tuple[Counts, dict[int, Costs], Exploring]:
+def _read(path: Path | None) -> tuple[Counts, dict[int, Costs], Exploration]:
     """Return what a file has, costs by batch size; nothing learned if missing or damaged."""
-    nothing = Counts(), dict[int, Costs](), Exploring()
+    nothing = Counts(), dict[int, Costs](), Exploration()
     if path is None:
         return nothing
     try:
@@ -481,7 +481,7 @@ def _read(path: Path | None) -> tuple[Counts, dict[int, Costs], Exploring]:
             int(size): {int(n): (float(cost), float(seen)) for n, (cost, seen) in known.items()}
             for size, known in found["costs"].items()
         }
-        exploring = Exploring(*map(float, found["exploring"]))
+        exploration = Exploration(*map(float, found["exploration"]))
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
         return nothing
     except RecursionError:  # brackets within brackets
@@ -491,8 +491,8 @@ def _read(path: Path | None) -> tuple[Counts, dict[int, Costs], Exploring]:
         0 < n <= len(PASSES) and 0 < cost < math.inf and 0 < seen < math.inf
         for n, cost, seen in known
     )
-    numbers = [*counts.values.flat, *astuple(exploring)]
+    numbers = [*counts.values.flat, *astuple(exploration)]
     if not (whole and np.isfinite(numbers).all() and counts.values.min() >= 0):
         return nothing
-    exploring.budget = min(exploring.budget, EXPLORED_FIRST)
-    return counts, {size: Costs(known) for size, known in costs.items()}, exploring
+    exploration.budget = min(exploration.budget, EXPLORED_FIRST)
+    return counts, {size: Costs(known) for size, known in costs.items()}, exploration
