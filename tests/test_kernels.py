@@ -86,6 +86,7 @@ def test_masks_of_several_rows_are_made_once_and_in_row_major_order(
         assert memoryview(np.array(mask)).strides == memoryview(mask).strides
 
 
+@pytest.mark.cpu
 @pytest.mark.skipif(layers.library is None, reason="built without a C++ compiler")
 def test_the_c_parts_do_not_make_masks_that_they_do_not_read() -> None:
     model = tiny_model(vocab_size=20, layers=2)
