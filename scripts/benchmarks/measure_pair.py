@@ -48,15 +48,16 @@ def interleaved(
     decoders: Mapping[str, SpeculativeDecoder],
     prompts: Sequence[str] | Sequence[list[int]],
     temperature: float,
+    **options: Any,
 ) -> dict[str, list[Generation]]:
     """Decode each prompt by each decoder, in random order, after a prompt that warms all up."""
+    options["temperature"] = temperature
     done: dict[str, list[Generation]] = {name: [] for name in decoders}
     for decoder in decoders.values():
-        decoder.generate(prompts[0], temperature=temperature)
+        decoder.generate(prompts[0], **options)
     for seed, prompt in enumerate(prompts):
         for name in random.Random(seed).sample(list(decoders), len(decoders)):
-            output = decoders[name].generate(prompt, temperature=temperature, seed=seed)
-            done[name].append(output)
+            done[name].append(decoders[name].generate(prompt, seed=seed, **options))
     return done
 
 
@@ -130,7 +131,8 @@ def lengths(
     noise = SharingDraft(own.target, own.own) if is_sharing else T5(own.config)
     mx.eval(noise.parameters())
     unlike = random_model("t5-efficient-tiny")  # whose outputs have nothing of their sources
-    unlike_prompts = random_prompts(unlike, 40, count // 6)
+    unlike_options = {"max_tokens": 64, "no_repeat_ngram_size": 2}  # else they repeat themselves
+    unlike_prompts = random_prompts(unlike, 40, count // 2)
     pair, of_noise = (base.model, base.draft, base.tokenizer), (base.model, noise, base.tokenizer)
     lookup, seldom = (base.model, "lookup", base.tokenizer), (unlike, "lookup", None)
     for name, models, temperature, given in (
@@ -143,12 +145,13 @@ def lengths(
         ("lookup that finds nothing, temperature 1", seldom, 1.0, unlike_prompts),
     ):
         model, _, tokenizer = models
+        options = unlike_options if model is unlike else {}
         decoders = {"0": SpeculativeDecoder(model, None, tokenizer)}
         for num_draft in (*range(1, 9), 10, "auto"):
             decoders[f"{num_draft}"] = SpeculativeDecoder(*models, num_draft=num_draft)
         speeds: list[dict[str, float]] = []
         for _ in range(1 + TURNS):
-            done = interleaved(decoders, given, temperature)
+            done = interleaved(decoders, given, temperature, **options)
             speeds.append({name: tokens_per_second(outputs) for name, outputs in done.items()})
         first, *later = speeds
         medians = {name: median(turn[name] for turn in later) for name in decoders}

@@ -129,29 +129,23 @@ class Counts:
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
         """Count rounds for each of which at least one token was asked."""
-        # At i: how many rows count up to i; then rounds, by what was asked and by what was reached.
-        ends = np.zeros((7, MAX_DRAFT + 1))
-        extra = [0, 0, 0, 0, 0]
-        for outcome in outcomes:
-            asked = outcome.num_draft
-            ends[5, asked] += 1
-            for drafted, accepted in zip(outcome.num_drafted, outcome.num_accepted, strict=True):
-                had, reached = min(drafted, asked), min(accepted + 1, asked)
-                passed = min(accepted, asked)
-                for count, end in enumerate((asked, had, reached, min(had, reached), passed)):
-                    ends[count, end] += 1
-                ends[6, reached] += 1 / len(outcome.num_drafted)
-                extra[0] += 1
-                extra[1] += drafted - had
-                extra[2] += passed == asked
-                extra[4] += accepted - passed
-        *counts, asking, reaching = ends[:, ::-1].cumsum(axis=1)[:, ::-1]
+        rows = [len(outcome.num_drafted) for outcome in outcomes]
+        lengths = np.array([outcome.num_draft for outcome in outcomes])
+        asked = np.repeat(lengths, rows)
+        drafted = np.array([n for outcome in outcomes for n in outcome.num_drafted], int)
+        accepted = np.array([n for outcome in outcomes for n in outcome.num_accepted], int)
+        had, passed = np.minimum(drafted, asked), np.minimum(accepted, asked)
+        reached = np.minimum(accepted + 1, asked)
+        counts = [_up_to(n) for n in (asked, had, reached, np.minimum(had, reached), passed)]
+        shares = np.repeat(1 / np.maximum(rows, 1), rows)  # of each row in its round
+        asking, reaching = _up_to(lengths), _up_to(reached, shares)
         # A position that is seldom reached remembers rounds from longer ago.
         self.values[:2] *= MEMORY**asking
         self.values[2:] *= MEMORY**reaching
         self.values *= LONGER ** (len(outcomes) - asking)
         self.values[:, 1:] += np.array(counts)[:, 1:]
-        self.values[:, 0] += extra
+        all_passed, extra = np.sum(passed == asked), np.sum(drafted - had)
+        self.values[:, 0] += len(asked), extra, all_passed, 0, np.sum(accepted - passed)
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """Return what to expect for K = 0 to MAX_DRAFT: accepted tokens, and chances of drafts.
@@ -378,7 +372,7 @@ class AdaptiveSchedule(Schedule):
         count = 1 + min(int(max(self._rounds, seen)) // PLANNED_EVERY, MOST_PLANNED - 1)
         if best != before:
             count = min(count, NEWLY_CHOSEN)
-        around = [usual] * (count // 2)  # to compare another length with
+        after = min(count // 2, AROUND)  # a look, which is compared with these and those before it
         if usual[0] == 0:
             other = 1 + int(np.argmax(rates[1:]))
             # What is accepted is not seen meanwhile.
@@ -387,7 +381,7 @@ class AdaptiveSchedule(Schedule):
             if exploration.idle >= patience:
                 exploration.probe_loss = 0.0
                 exploration.patience = min(2 * exploration.patience, MAX_PATIENCE)
-                return [*around, (LENGTHS[other], True), *around]
+                return [(LENGTHS[other], True), *[usual] * after]
             if best == before:  # meanwhile there is nothing to learn that could change the choice
                 count *= IDLE_PLANNED
             return [usual] * min(count, math.ceil(patience - exploration.idle))
@@ -399,7 +393,8 @@ class AdaptiveSchedule(Schedule):
             gains[best] = 0
             other = int(np.argmax(gains / np.maximum(losses, LEAST_LOSS)))
             if gains[other] > 0:
-                return [*around, (LENGTHS[other], True), *around]
+                before_look = [usual] * (count - 1 - after)
+                return [*before_look, (LENGTHS[other], True), *[usual] * after]
         return [usual] * count
 
     def keep(self) -> None:
@@ -420,6 +415,12 @@ class AdaptiveSchedule(Schedule):
         kept = {"counts": counts, "costs": sizes, "exploration": exploration}
         with contextlib.suppress(OSError):  # then each process learns for itself
             write_whole(self._store, json.dumps(kept).encode())
+
+
+def _up_to(ends: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Return how many of `ends`, or what weight of them, are i or more, for i = 0 to MAX_DRAFT."""
+    counts: np.ndarray = np.bincount(ends, weights, MAX_DRAFT + 1)
+    return counts[::-1].cumsum()[::-1]
 
 
 def _middle(rounds: Sequence[tuple[int, float]]) -> float:
