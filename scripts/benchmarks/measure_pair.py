@@ -37,6 +37,7 @@ DELTAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 SIZES = (1, 4, 16, 64)  # of batches
 PLAIN = "plain"
 TURNS = 9  # of comparing lengths, after the one in which the first things are learned
+AUTOS = 3  # decoders with "auto", each of which learns for itself
 
 CountOption = Annotated[int, typer.Option(help="Number of prompts.")]
 NumDraftOption = Annotated[int, typer.Option(help="Tokens to draft for each target pass.")]
@@ -119,7 +120,8 @@ def lengths(
 ) -> None:
     """Compare tokens per second with num_draft "auto" and with every fixed length.
 
-    A draft with random weights shows what happens where drafting cannot pay.
+    A draft with random weights shows what happens where drafting cannot pay. The speed of "auto" is
+    the mean of a few decoders, as what they settle on differs.
     """
     cache = tempfile.TemporaryDirectory()  # earlier runs have learned nothing for this one
     os.environ["XDG_CACHE_HOME"] = cache.name
@@ -132,7 +134,7 @@ def lengths(
     mx.eval(noise.parameters())
     unlike = random_model("t5-efficient-tiny")  # whose outputs have nothing of their sources
     unlike_options = {"max_tokens": 64, "no_repeat_ngram_size": 2}  # else they repeat themselves
-    unlike_prompts = random_prompts(unlike, 40, count // 2)
+    unlike_prompts = random_prompts(unlike, 40, count // 6)
     pair, of_noise = (base.model, base.draft, base.tokenizer), (base.model, noise, base.tokenizer)
     lookup, seldom = (base.model, "lookup", base.tokenizer), (unlike, "lookup", None)
     for name, models, temperature, given in (
@@ -147,14 +149,18 @@ def lengths(
         model, _, tokenizer = models
         options = unlike_options if model is unlike else {}
         decoders = {"0": SpeculativeDecoder(model, None, tokenizer)}
-        for num_draft in (*range(1, 9), 10, "auto"):
+        for num_draft in (*range(1, 9), 10):
             decoders[f"{num_draft}"] = SpeculativeDecoder(*models, num_draft=num_draft)
+        autos = [f"auto {i}" for i in range(AUTOS)]
+        decoders |= {name: SpeculativeDecoder(*models, num_draft="auto") for name in autos}
         speeds: list[dict[str, float]] = []
         for _ in range(1 + TURNS):
             done = interleaved(decoders, given, temperature, **options)
-            speeds.append({name: tokens_per_second(outputs) for name, outputs in done.items()})
+            speed = {name: tokens_per_second(outputs) for name, outputs in done.items()}
+            speed["auto"] = fmean(speed.pop(name) for name in autos)
+            speeds.append(speed)
         first, *later = speeds
-        medians = {name: median(turn[name] for turn in later) for name in decoders}
+        medians = {name: median(turn[name] for turn in later) for name in first}
         for turn, found in (("nothing learned yet", first), ("later, medians", medians)):
             print(f"{name}, {len(given)} prompts, {turn}, tokens/s:")
             print("  " + ", ".join(f"{length} {speed:.0f}" for length, speed in found.items()))
