@@ -48,11 +48,9 @@ app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=
 def interleaved(
     decoders: Mapping[str, SpeculativeDecoder],
     prompts: Sequence[str] | Sequence[list[int]],
-    temperature: float,
     **options: Any,
 ) -> dict[str, list[Generation]]:
     """Decode each prompt by each decoder, in random order, after a prompt that warms all up."""
-    options["temperature"] = temperature
     done: dict[str, list[Generation]] = {name: [] for name in decoders}
     for decoder in decoders.values():
         decoder.generate(prompts[0], **options)
@@ -155,7 +153,7 @@ def lengths(
         decoders |= {name: SpeculativeDecoder(*models, num_draft="auto") for name in autos}
         speeds: list[dict[str, float]] = []
         for _ in range(1 + TURNS):
-            done = interleaved(decoders, given, temperature, **options)
+            done = interleaved(decoders, given, temperature=temperature, **options)
             speed = {name: tokens_per_second(outputs) for name, outputs in done.items()}
             speed["auto"] = fmean(speed.pop(name) for name in autos)
             speeds.append(speed)
@@ -205,7 +203,7 @@ def delta(
         )
     rows: dict[float, dict[str, tuple[float, float, float]]] = {}
     for temperature in (0.0, 1.0):
-        done, rows[temperature] = interleaved(decoders, sources, temperature), {}
+        done, rows[temperature] = interleaved(decoders, sources, temperature=temperature), {}
         for name, outputs in done.items():
             drafted = sum(o.stats.drafted for o in outputs)
             accepted = sum(o.stats.accepted for o in outputs) / max(drafted, 1)
