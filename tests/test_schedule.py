@@ -84,25 +84,36 @@ def test_costs_follow_the_machine_and_keep_their_ratios() -> None:
     costs = Costs()
     for speed in (0.01, 0.02):
         for _ in range(40):
-            costs.observe([(n, speed * cost) for n, cost in ((1, 1.0), (5, 2.0), (9, 2.5))])
+            costs.observe([(n, speed * cost) for n, cost in ((0, 1.0), (5, 2.0), (9, 2.5))])
         expected, _ = costs.curves()
-        np.testing.assert_allclose(expected[[4, 8]] / expected[0], [2, 2.5], rtol=0.02)
+        np.testing.assert_allclose(expected[[5, 9]] / expected[0], [2, 2.5], rtol=0.02)
         assert costs.scale == pytest.approx(speed / expected[0], rel=0.05)
     for _ in range(60):
         costs.observe([(5, 0.08)])  # the machine is busy, and no other length is in use
     expected, _ = costs.curves()
-    assert expected[4] / expected[0] == pytest.approx(2, rel=0.05)
-    assert expected[4] < expected[6] < expected[8] < expected[12]
+    assert expected[5] / expected[0] == pytest.approx(2, rel=0.05)
+    assert expected[5] < expected[7] < expected[9] < expected[13]
 
 
 def test_the_least_cost_follows_from_the_known_ones() -> None:
     """A longer pass costs no less than a shorter one, and no more than several of them."""
     costs = Costs({5: (2.0, 1e9), 9: (3.0, 1e9)})
     expected, least = costs.curves()
-    known = {1: 2 / 5, 3: 6 / 5, 4: 8 / 5, 6: 2.0, 7: 7 / 3, 20: 3.0}
+    known = {0: 2 / 5, 1: 2 / 5, 3: 6 / 5, 4: 8 / 5, 6: 2.0, 7: 7 / 3, 20: 3.0}
     for length, cost in known.items():
-        assert least[length - 1] == pytest.approx(cost), length
+        assert least[length] == pytest.approx(cost), length
     assert (least <= expected + 1e-9).all()
+
+
+def test_asking_for_a_draft_takes_time_even_if_none_is_found() -> None:
+    schedule = AdaptiveSchedule()
+    for _ in range(200):
+        num_draft = schedule.next(1000)
+        seconds = 1.0 if num_draft == 0 else 1.1
+        schedule.observe(Outcome(num_draft, [0], [0], 0, seconds))
+    costs = schedule._costs[1]
+    assert costs.cost(1) / costs.cost(0) == pytest.approx(1.1, rel=0.01)
+    assert LENGTHS[schedule._best[1][0]] == 0
 
 
 def test_a_length_is_as_well_known_as_it_was_compared() -> None:
@@ -130,10 +141,10 @@ def test_a_look_is_repeated_once_if_its_time_says_nothing() -> None:
 def test_a_round_that_took_too_long_by_chance_changes_little() -> None:
     costs = Costs()
     for _ in range(50):
-        costs.observe([(1, 0.01), (5, 0.02)])
+        costs.observe([(0, 0.01), (5, 0.02)])
     costs.observe([(5, 2.0)])
     expected, _ = costs.curves()
-    assert expected[4] / expected[0] == pytest.approx(2, rel=0.05)
+    assert expected[5] / expected[0] == pytest.approx(2, rel=0.05)
     assert costs.scale * expected[0] == pytest.approx(0.01, rel=0.05)
 
 

@@ -58,12 +58,14 @@ class Case:
     step: float  # cost of a draft's step
     rate: float  # chance of a drafted token to be accepted
     finds: float = 1.0  # share of rounds in which a lookup finds something
+    asks: float = 0.0  # cost of asking for a draft, found or not
     reads: float = 2.0  # cost of a model's first draft in an output, which reads the prompt
     drift: Callable[[int], float] = lambda round_: 1.0  # how much slower the machine is
     hiccups: float = 0.0  # share of rounds that take 1 to 6 times as long
 
     def cost(self, num_draft: int, found: int) -> float:
-        return self.verify(1 + found) + self.step * num_draft
+        asking = self.asks if num_draft else 0.0
+        return self.verify(1 + found) + asking + self.step * num_draft
 
     def speed(self, num_draft: int) -> float:
         """Return the tokens for each unit of cost of a fixed length."""
@@ -100,6 +102,7 @@ CASES = [
     Case("launch-bound, a hopeless draft", launches, 0.4, 0.02),
     Case("two cores", two_cores, 0.1, 0.85),
     Case("two cores, a hopeless draft", two_cores, 0.1, 0.02),
+    Case("two cores, a slow lookup that finds little", two_cores, 0.0, 0.1, 0.2, asks=0.15),
     Case("two cores, restless", two_cores, 0.1, 0.85, hiccups=0.15),
     Case("two cores, restless, a lookup", two_cores, 0.0, 0.9, 0.7, hiccups=0.15),
     Case("two cores, restless, it seldom finds", two_cores, 0.0, 0.5, 0.1, hiccups=0.15),

@@ -28,7 +28,10 @@ from ..files import write_whole
 MAX_DRAFT = 63  # the most that an adaptive schedule asks for: passes of up to 64 tokens
 # Lengths to choose from: few, as each is a shape to compile, and just below the steps of GPUs.
 LENGTHS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, MAX_DRAFT]
-PASSES = np.arange(1, MAX_DRAFT + 2)  # tokens in a pass
+# Rounds by what they take: 0 is plain decoding, n one that asked for a draft, with n tokens in the
+# target's pass. To ask takes time even where nothing is found.
+KINDS = np.arange(MAX_DRAFT + 2)
+TOKENS = np.maximum(KINDS, 1)  # in the target's pass
 
 TYPICAL_RATE = 0.8  # acceptance rate of a draft that is worth having
 PRIOR_TOKENS = 4.0  # weight, in tokens, of that rate against the tokens seen so far
@@ -77,6 +80,11 @@ class Outcome:
     @property
     def seconds(self) -> float:
         return self.draft_seconds + self.verify_seconds
+
+    @property
+    def kind(self) -> int:
+        """Which of KINDS it was."""
+        return self.length if self.num_draft else 0
 
 
 class Schedule(Protocol):
@@ -171,19 +179,19 @@ class Counts:
 
 
 class Costs:
-    """What rounds take, by the tokens in the target's pass, relative to a pass over one.
+    """What rounds of each of KINDS take, relative to plain decoding.
 
     Each round is compared with those around it, so that a machine that becomes slower changes no
-    ratio. Lengths that have not been seen are as costly as a guess, or as those around them.
+    ratio. Kinds that have not been seen are as costly as a guess, or as those around them.
     """
 
     def __init__(self, known: Mapping[int, Sequence[float]] | None = None) -> None:
-        # Of each length: cost, rounds that it was seen in, the last of them.
+        # Of each kind: cost, rounds that it was seen in, the last of them.
         self.known = {n: [cost, seen, 0.0] for n, (cost, seen) in (known or {}).items()}
         self.rounds = 0
-        self._surprising: set[int] = set()  # lengths whose only look took longer than expected
+        self._surprising: set[int] = set()  # kinds whose only look took longer than expected
         self._last: list[tuple[int, float]] = []  # rounds, as `observe` is given them
-        self._guess = 1 + MORE_TOKENS * (PASSES - 1.0)
+        self._guess = 1 + MORE_TOKENS * (TOKENS - 1.0)
         self._curves: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
@@ -192,30 +200,30 @@ class Costs:
         return median([seconds / self.cost(n) for n, seconds in self._last] or [0.0])
 
     def observe(self, rounds: Sequence[tuple[int, float]]) -> None:
-        """Learn from rounds in their order, each as the tokens of its pass and its seconds."""
+        """Learn from rounds in their order, each as its kind and its seconds."""
         every = [*self._last, *rounds]
         self._last = every[-AROUND:]
         # Of those with a known cost: the logarithm of the seconds for a cost of 1.
         paces = [(n, math.log(s / self.known[n][0])) if n in self.known else None for n, s in every]
         for at in range(len(every) - len(rounds), len(every)):
-            length, seconds = every[at]
+            kind, seconds = every[at]
             self.rounds += 1
             before, after = (
                 [each for each in part if each]
                 for part in (paces[max(at - AROUND, 0) : at], paces[at + 1 : at + 1 + AROUND])
             )
-            others = [each for each in (*before, *after) if each[0] != length]
-            # Others are compared with the usual length, not that with them.
+            others = [each for each in (*before, *after) if each[0] != kind]
+            # Others are compared with the usual kind, not that with them.
             if not others or 2 * len(others) < len(before) + len(after):
-                self.known.setdefault(length, [self.cost(length), 1.0, 0.0])
-                self.known[length][2] = self.rounds
+                self.known.setdefault(kind, [self.cost(kind), 1.0, 0.0])
+                self.known[kind][2] = self.rounds
                 continue
             if before and after and abs(_middle(before) - _middle(after)) > UNSETTLED:
                 continue  # another program has begun, or ended its work
-            cost, seen, _ = self.known.get(length, (self.cost(length), 0.0, 0.0))
+            cost, seen, _ = self.known.get(kind, (self.cost(kind), 0.0, 0.0))
             own = math.log(seconds / cost) - _middle(others)
-            if not seen and own > OUTLIER and length not in self._surprising:
-                self._surprising.add(length)
+            if not seen and own > OUTLIER and kind not in self._surprising:
+                self._surprising.add(kind)
                 continue  # perhaps by chance, which a second look will tell
             if seen and abs(own) > OUTLIER:
                 # What is known is doubted: a round is slower by chance, but not so much faster.
@@ -225,36 +233,36 @@ class Costs:
             else:
                 cost *= math.exp(own / (seen + 1))
                 seen = min(seen + 1, MOST_SEEN)
-            self.known[length] = [cost, seen, self.rounds]
+            self.known[kind] = [cost, seen, self.rounds]
             usual = self.known[median_low(n for n, _ in others)]
             usual[1] = min(usual[1] + 1, MOST_SEEN)
         self._curves = None
 
-    def cost(self, length: int) -> float:
-        """Return the cost to expect of a pass over `length` tokens."""
-        known = self.known.get(length)
-        return known[0] if known else float(self.curves()[0][length - 1])
+    def cost(self, kind: int) -> float:
+        """Return the cost to expect of a round of this kind."""
+        known = self.known.get(kind)
+        return known[0] if known else float(self.curves()[0][kind])
 
     def curves(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cost to expect and the least that is possible, for each of PASSES.
+        """Return the cost to expect and the least that is possible, for each of KINDS.
 
-        Between known lengths the expected cost rises as the guess does. The least cost assumes that
+        Between known kinds the expected cost rises as the guess does. The least cost assumes that
         a longer pass costs no less than a shorter one, and no more than several with as many tokens
         together.
         """
         if self._curves is None:
-            lengths = np.array(sorted(self.known), dtype=int)
-            expected, least = self._guess, np.full(len(PASSES), NOTHING_KNOWN)
-            if len(lengths):
-                costs, seen, last = np.array([self.known[n] for n in lengths.tolist()]).T
-                at, costs = lengths - 1, np.minimum.accumulate(costs[::-1])[::-1]
-                expected = expected * np.interp(PASSES, lengths, costs / self._guess[at])
+            kinds = np.array(sorted(self.known), dtype=int)
+            expected, least = self._guess, np.full(len(KINDS), NOTHING_KNOWN)
+            if len(kinds):
+                costs, seen, last = np.array([self.known[n] for n in kinds.tolist()]).T
+                costs = np.minimum.accumulate(costs[::-1])[::-1]
+                expected = expected * np.interp(KINDS, kinds, costs / self._guess[kinds])
                 doubt = np.minimum((1 + AGEING * (self.rounds - last)) / (seen + 1), MOST_DOUBT)
-                least[at] = costs * (1 - doubt)
-                per_token = np.maximum.accumulate((least / PASSES)[::-1])[::-1]
-                known, least = least[at], np.maximum.accumulate(least)
-                least = np.minimum(np.maximum(least, per_token * PASSES), expected)
-                least[at] = known
+                least[kinds] = costs * (1 - doubt)
+                per_token = np.maximum.accumulate((least / TOKENS)[::-1])[::-1]
+                known, least = least[kinds], np.maximum.accumulate(least)
+                least = np.minimum(np.maximum(least, per_token * TOKENS), expected)
+                least[kinds] = known
             self._curves = expected, least
         return self._curves
 
@@ -318,7 +326,7 @@ class AdaptiveSchedule(Schedule):
         for outcome, _ in self._seen:
             if outcome.typical:
                 times = by_size.setdefault(_size(outcome.rows), [])
-                times.append((outcome.length, outcome.seconds))
+                times.append((outcome.kind, outcome.seconds))
         for size, times in by_size.items():
             self._costs[size].observe(times)
         for outcome, looks in self._seen:
@@ -327,7 +335,7 @@ class AdaptiveSchedule(Schedule):
             if looks:
                 self._charge(costs, outcome)
             else:
-                self._exploration.budget += EXPLORED * costs.cost(outcome.length)
+                self._exploration.budget += EXPLORED * costs.cost(outcome.kind)
             self._exploration.idle = 0 if outcome.num_draft else self._exploration.idle + 1
         if drafts := [each for each, _ in self._seen if each.num_draft]:
             self._counts.add(drafts)
@@ -341,7 +349,7 @@ class AdaptiveSchedule(Schedule):
 
         A look that happens to gain is credited, so that luck averages out.
         """
-        usual, scale = costs.curves()[0][outcome.length - 1], costs.scale
+        usual, scale = costs.curves()[0][outcome.kind], costs.scale
         spent = outcome.seconds / scale if scale else usual
         best, rate = self._best[_size(outcome.rows)]
         gained = (1 + fmean(outcome.num_accepted)) / rate
@@ -358,9 +366,9 @@ class AdaptiveSchedule(Schedule):
         expected, least = (_per_length(curve, chances) for curve in costs.curves())
         rates = emitted / expected
         # No further than twice what is known: the costs of long passes are a mere guess.
-        near = np.array(LENGTHS) < 2 * max(costs.known, default=1)
+        near = np.array(LENGTHS) < 2 * max([1, *costs.known])
         possible = np.where(near, emitted / least, 0)
-        if 1 not in costs.known:
+        if 0 not in costs.known:
             possible[0] = np.inf  # plain decoding is what others must not be slower than
         best, (before, _) = int(np.argmax(rates)), self._best.get(size, (None, 1.0))
         if before is not None and rates[best] < WORTHWHILE * rates[before]:
@@ -430,9 +438,10 @@ def _middle(rounds: Sequence[tuple[int, float]]) -> float:
 
 def _per_length(curve: np.ndarray, chances: np.ndarray) -> np.ndarray:
     """Return the mean cost of a round for each of LENGTHS, given `Counts.expected`'s chances."""
-    steps = np.diff(curve)  # of each token more in a pass
-    mean = curve[0] + np.cumsum([0.0, *chances[1:] * steps])
+    steps = np.diff(curve[1:])  # of each token more in a pass
+    mean = curve[1] + np.cumsum([0.0, *chances[1:] * steps])
     mean[1:] += chances[0] * steps  # of a lookup's tokens after the model's
+    mean[0] = curve[0]
     costs: np.ndarray = mean[LENGTHS]
     return costs
 
@@ -489,7 +498,7 @@ def _read(path: Path | None) -> tuple[Counts, dict[int, Costs], Exploration]:
         return nothing
     known = [(n, *each) for lengths in costs.values() for n, each in lengths.items()]
     whole = counts.values.shape == (5, MAX_DRAFT + 1) and all(
-        0 < n <= len(PASSES) and 0 < cost < math.inf and 0 < seen < math.inf
+        0 <= n < len(KINDS) and 0 < cost < math.inf and 0 < seen < math.inf
         for n, cost, seen in known
     )
     numbers = [*counts.values.flat, *astuple(exploration)]
