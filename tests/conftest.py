@@ -24,9 +24,11 @@ from speculative_t5.cpu import accelerate
 from speculative_t5.decoding.logits import NOTHING, nothing_allowed
 from speculative_t5.decoding.sampling import Groups, Sampler
 from speculative_t5.models import SharingConfig, SharingDraft, additive, build, copy_layers
-from speculative_t5.models.config import T5Config
+from speculative_t5.models.config import T5GEMMA_TYPES, T5Config
 from speculative_t5.models.decoder_only import DecoderOnlyModel
 from speculative_t5.models.t5 import T5
+from speculative_t5.models.t5gemma import T5Gemma
+from speculative_t5.models.t5gemma_config import T5GemmaConfig
 
 import mlx.core as mx
 import numpy as np
@@ -128,6 +130,30 @@ def tiny_model(*, vocab_size: int = 5, seed: int = 0, layers: int = 1, **changes
     return model
 
 
+def tiny_gemma(
+    kind: str, *, vocab_size: int = 5, seed: int = 0, layers: int = 1, **changes: Any
+) -> T5Gemma:
+    """A random T5Gemma over a few tokens, float32; an output is longer than its window."""
+    stack = {
+        "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8, "num_hidden_layers": layers,
+        "sliding_window": 4, "query_pre_attn_scalar": 4, "vocab_size": vocab_size,
+        "sliding_window_pattern": 2, "attn_logit_softcapping": 20.0,
+    }  # fmt: skip
+    config = {
+        "model_type": kind, "decoder": stack, "tie_word_embeddings": False,
+        "encoder": stack | {"hidden_size": 24 if kind == "t5gemma" else 16},
+        "bos_token_id": 0, "pad_token_id": 0, "eos_token_id": EOS,
+    }  # fmt: skip
+    model = T5Gemma(T5GemmaConfig.from_dict(config | changes))
+    mx.random.seed(seed + 14)  # below, some models say the same to everything
+    model.update(tree_map_with_path(random_weight, model.parameters()))
+    model.lm_head.weight = model.lm_head.weight * 0.4
+    mx.eval(model.parameters())
+    accelerate(model)
+    return model
+
+
 def causal_config(kind: str, size: int, *, vocab_size: int, layers: int) -> dict[str, Any]:
     """A config.json of a decoder-only model with two heads."""
     return {
@@ -167,15 +193,27 @@ def random_weight(name: str, like: mx.array) -> mx.array:
 EOS = 1  # of all tiny models
 GREEDY = Groups([Sampler()])  # of any number of rows
 POSITIONS = 256
-KINDS = ("t5", "qwen3")  # that tests of the loop go through; test_decoder_only.py has the others
+# That tests of the loop go through; test_decoder_only.py has the others.
+KINDS = ("t5", "t5gemma", "t5gemma2", "qwen3")
 PAIRS = (*KINDS, "sharing")  # "sharing" is a T5 whose draft shares its encoder
 # Of two layers over 20 tokens: outputs that vary, some ending by EOS and some at a limit.
-VARIED = {"t5": 3, "gpt2": 26, "qwen3": 9, "llama": 6, "opt": 11, "sharing": 3}
+VARIED = {
+    "t5": 3,
+    "t5gemma": 6,
+    "t5gemma2": 3,
+    "gpt2": 26,
+    "qwen3": 9,
+    "llama": 6,
+    "opt": 11,
+    "sharing": 3,
+}
 
 
 def tiny(kind: str = "t5", **options: Any) -> T5 | DecoderOnlyModel:
     """A tiny random model of any kind, see `PAIRS`."""
-    return tiny_model(**options) if kind in ("t5", "sharing") else tiny_causal(kind, **options)
+    if kind in ("t5", "sharing"):
+        return tiny_model(**options)
+    return tiny_gemma(kind, **options) if kind in T5GEMMA_TYPES else tiny_causal(kind, **options)
 
 
 def unrelated_pair(kind: str, *, seeds: tuple[int, int] = (0, 1), **options: Any) -> Any:
@@ -198,8 +236,8 @@ def output_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -
     tokens = mx.array([[0, *output] for output in outputs])
     if isinstance(model, SharingDraft):
         mask = additive(sources != 0, model.dtype)
-        memory = model.target.encoder(model.shared(sources), mask)
-        return model.logits(model.decoder.whole(model.shared(tokens), memory, mask))
+        memory = model.encode(sources, mask)
+        return model.logits(model.decoder.whole(model.embed(tokens), memory, mask))
     return model(sources, tokens)
 
 
@@ -270,7 +308,7 @@ def tiny_draft(
         draft: Any = DecoderOnlyModel(new, eos_token_id=EOS, max_context=target.info.max_context)
         module, source = draft.model, target.model
     else:
-        draft = module = T5(dataclasses.replace(target.config, vocab_size=size))
+        draft = module = type(target)(dataclasses.replace(target.config, vocab_size=size))
         source = target
     mx.random.seed(99)  # a new model has sampled random weights
     module.update(tree_map(resized, source.parameters()))

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,45 @@ def write_model(
     return model
 
 
+STACK: dict[str, Any] = {  # of a T5Gemma
+    "vocab_size": 320, "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 10, "num_hidden_layers": 3, "sliding_window": 5,
+    "query_pre_attn_scalar": 7,
+}  # fmt: skip
+
+
+def write_gemma(
+    folder: Path, generation: int, *, encoder: Mapping[str, Any] = {},
+    decoder: Mapping[str, Any] = {}, seed: int = 0, shard_size: str = "1GB",
+) -> Any:  # fmt: skip
+    """Save a random T5Gemma of transformers with a tokenizer; returns the model (torch)."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    encoder, decoder = STACK | encoder, STACK | {"num_hidden_layers": 2} | decoder
+    if generation == 1:
+        config: Any = transformers.T5GemmaConfig(encoder=encoder, decoder=decoder, vocab_size=320)
+        model: Any = transformers.T5GemmaForConditionalGeneration(config)
+    else:
+        images = {
+            "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+        }  # fmt: skip
+        ids = {"eoi_token_index": 300, "boi_token_index": 301, "image_token_index": 302}
+        config = transformers.T5Gemma2Config(
+            encoder={"text_config": encoder, "vision_config": images} | ids, decoder=decoder,
+            image_token_index=302,
+        )  # fmt: skip
+        model = transformers.T5Gemma2ForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(std=0.2 if "norm" in name else 0.3)
+    model.eval().save_pretrained(folder, max_shard_size=shard_size)
+    write_tokenizer(folder, "gemma")
+    return model
+
+
 def reference_logits(model: Any, source: Any, target: Any) -> np.ndarray:
     """What a model (torch) scores after each target token; sources are padded by 0."""
     import torch
@@ -174,8 +214,40 @@ def write_tokenizer(folder: Path, kind: str) -> None:
     elif kind == "bytes":
         settings = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    elif kind == "gemma":
+        write_gemma_bpe(folder)
     else:
         write_bpe(folder)
+
+
+def write_gemma_bpe(folder: Path) -> None:
+    """A BPE as Gemma has it: bytes for what it lacks, <bos> before a text, and chats."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+    from tokenizers.trainers import BpeTrainer
+
+    backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    backend.normalizer = normalizers.Replace(" ", "\u2581")
+    control = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+    spare = [AddedToken(f"<0x{i:02X}>", special=False) for i in range(0, 256, 8)]
+    backend.train_from_iterator(
+        TEXT, BpeTrainer(vocab_size=300, special_tokens=[*control, *spare], show_progress=False)
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", 2)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>",
+        "pad_token": "<pad>", "unk_token": "<unk>",
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }} {{ m.content }}"
+        "<end_of_turn>{% endfor %}<start_of_turn>model "
+    )
 
 
 def write_bpe(folder: Path) -> None:

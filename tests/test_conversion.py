@@ -71,7 +71,7 @@ def test_a_converted_model_needs_nothing_else() -> None:
     model, tokenizer = load(OUT)
     assert model.dtype == default_type().dtype
     assert model.info.vocabulary == tokenizer.vocabulary
-    assert ModelFolder(OUT).t5_config() == model.config
+    assert ModelFolder(OUT).model_config() == model.config
 
 
 def test_checkpoints_of_two_runs_get_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,8 +128,8 @@ def test_a_stored_head_that_equals_the_embedding_is_tied(spiece: bytes) -> None:
     tied = convert("untied", Path("tied"))
     copies = ("lm_head.weight", "encoder.embed_tokens.weight")
     edit_tensors(Path("untied"), lambda t: t.update(dict.fromkeys(copies, t["shared.weight"])))
-    again = ModelFolder(convert("untied", Path("again"))).t5_config()
-    assert again == ModelFolder(tied).t5_config()
+    again = ModelFolder(convert("untied", Path("again"))).model_config()
+    assert again == ModelFolder(tied).model_config()
     assert not again.own_head and again.scale_decoder_outputs
 
 

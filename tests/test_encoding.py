@@ -75,7 +75,8 @@ def test_a_text_that_cannot_fit_is_not_even_tokenized(monkeypatch: pytest.Monkey
 
 
 def test_cutting_keeps_the_part_that_matters_most() -> None:
-    assert keep_beginning([5, 6, 7, 8, 1], 3) == [5, 6, 1]
+    assert keep_beginning([5, 6, 7, 8, 1], 3, special={1}) == [5, 6, 1]
+    assert keep_beginning([2, 5, 6, 7, 8], 3, special={1, 2}) == [2, 5, 6]
     assert keep_end([0, 5, 6, 7, 8], 3, special={0}) == [0, 7, 8]
     assert keep_end([0, 5, 6], 1, special={0}) == [6]
     ids = [2, 3, 4] * POSITIONS

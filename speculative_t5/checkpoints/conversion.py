@@ -1,4 +1,4 @@
-"""Converts a T5 checkpoint to a model folder, one tensor at a time."""
+"""Converts a T5 or T5Gemma checkpoint to a model folder, one tensor at a time."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..models import Quantization, T5Config
+from ..models import ModelConfig, Quantization
 from ..tokenizers import TOKENIZER_FILES
 from . import model_folder
 from .hub import download, flat_name, look_up
@@ -21,7 +21,7 @@ from .tensors import NewTensor, Shape, as_mlx, as_numpy, dtype_name
 
 Layout = dict[str, tuple[Shape, mx.Dtype]]  # the tensors to write, by name
 
-COPIED = (*TOKENIZER_FILES, model_folder.GENERATION_CONFIG)
+COPIED = (*TOKENIZER_FILES, "chat_template.jinja", model_folder.GENERATION_CONFIG)
 MIN_SHARE = 0.01  # of the weights: quantizing a smaller embedding gains nothing
 
 # Infinity as an integer; the bits of NaN are above it.
@@ -62,8 +62,8 @@ def convert(
         note: Called with each line that the user should see.
 
     Raises:
-        ValueError: If the checkpoint is not a whole T5 with a tokenizer, an option is out of range,
-            or the output exists.
+        ValueError: If the checkpoint is not a whole T5 or T5Gemma with a tokenizer, an option is
+            out of range, or the output exists.
         OSError: If the Hub cannot be reached or the output cannot be written.
     """
     source = ModelFolder(Path(model)) if Path(model).is_dir() else None
@@ -73,7 +73,7 @@ def convert(
             "leave --revision out"
         )
     if source:
-        source.t5_config()  # refused here, if it is
+        source.model_config()  # refused here, if it is
     wanted = Quantization(quantize, group_size) if quantize is not None else None
     target = as_dtype(dtype)
     output = output or model_folder.new_folder(
@@ -96,7 +96,7 @@ def convert(
     if source is None:
         source, files = look_up(model, revision)
         if wanted:  # refused, if it is, before the download
-            quantized(source.t5_config(), wanted)
+            quantized(source.model_config(), wanted)
         download(model, source, files, note=note)
         extra["converted_from"] = made | {"commit": source.path.name}
     checkpoint = open_checkpoint(source)
@@ -105,6 +105,8 @@ def convert(
             f"{source.path} is quantized already, to {checkpoint.config.quantization}: "
             "convert what it was made from"
         )
+    if checkpoint.num_images:
+        note(f"left out {checkpoint.num_images} tensors of images: this package reads text")
     source.tokenizer()  # refused here, if it does not fit
     config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
     layout = new_layout(config, target or checkpoint.dtypes)
@@ -126,7 +128,9 @@ def _own_settings(source: ModelFolder) -> dict[str, Any]:
     return {name: value for name, value in own.items() if value}
 
 
-def quantized(config: T5Config, wanted: Quantization, keep_wo: bool | None = None) -> T5Config:
+def quantized(
+    config: ModelConfig, wanted: Quantization, keep_wo: bool | None = None
+) -> ModelConfig:
     """Return the config of a model quantized as wanted; refuse groups that divide no matrix."""
     if config.d_model % wanted.group_size and config.d_ff % wanted.group_size:
         raise ValueError(
@@ -141,13 +145,13 @@ def quantized(config: T5Config, wanted: Quantization, keep_wo: bool | None = Non
     return dataclasses.replace(config, quantization=how)
 
 
-def num_parameters(config: T5Config) -> int:
+def num_parameters(config: ModelConfig) -> int:
     """Return how many parameters a model has before it is quantized."""
     dense = dataclasses.replace(config, quantization=None)
     return sum(math.prod(shape) for shape in parameter_shapes(dense).values())
 
 
-def new_layout(config: T5Config, dtype: mx.Dtype | Mapping[str, mx.Dtype]) -> Layout:
+def new_layout(config: ModelConfig, dtype: mx.Dtype | Mapping[str, mx.Dtype]) -> Layout:
     """Return the tensors that a model is written as, in one type or in each parameter's."""
     shapes = parameter_shapes(config)
     layout = {}

@@ -15,7 +15,7 @@ from ..decoding import Vocabulary
 from ..errors import first_line, shown
 from ..models import MAX_LAYERS, MAX_SIZE, DecoderOnlyModel, build, refuse_quantized, wrong
 from ..tokenizers import DecoderOnlyTokenizer
-from .model_folder import GENERATION_CONFIG, ModelFolder
+from .model_folder import ModelFolder
 from .tensors import StoredTensor, as_mlx, check_shapes, dtype_name, module_shapes, parameters_of
 
 # Names in config.json of the most tokens that a model reads.
@@ -161,16 +161,7 @@ def read_config(folder: ModelFolder) -> dict[str, Any]:
             for name, expected in GPT2.items():
                 if config.get(name, expected) != expected:
                     raise wrong(name, config[name], f"{expected!r}, as all published GPT-2 have")
-    # Checked here, as a tokenizer would raise an obscure error for them.
-    ends: list[int] = []
-    sources = {GENERATION_CONFIG: folder.generation_config, "config.json": config}
-    for name, stored in sources.items():
-        named, path = stored.get("eos_token_id"), folder.path / name
-        each = named if isinstance(named, list) else [] if named is None else [named]
-        if not all(type(end) is int and end >= 0 for end in each):
-            raise ValueError(f"eos_token_id in {path} is {shown(named)}, expected an id or several")
-        ends = ends or each
-    config["eos_token_id"] = ends
+    config["eos_token_id"] = folder.ends
     return config
 
 

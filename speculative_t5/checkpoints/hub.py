@@ -49,7 +49,7 @@ def look_up(
         folder = ModelFolder(Path(path).parent)
         is_t5 = not (any_kind and folder.kind == "decoder-only")
         if is_t5:
-            folder.t5_config()  # refused here, if it is
+            folder.model_config()  # refused here, if it is
         if files is not None:
             whole = is_t5 and "tokenizer.json" in files  # then it needs no other pieces
             snapshot_download(

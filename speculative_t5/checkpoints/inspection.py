@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ..decoding import Vocabulary
 from ..device import DefaultType, default_type
-from ..models import Quantization, T5Config
+from ..models import ModelConfig, Quantization, T5Config
 from ..tokenizers import ByteTokenizer, Tokenizer
 from .conversion import new_layout, num_bytes, num_parameters, quantized
 from .decoder_only import inspect_decoder_only
@@ -52,11 +52,11 @@ class Listed:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A T5's checkpoint that has not been converted."""
+    """A T5 or T5Gemma checkpoint that has not been converted."""
 
     name: str  # or its path
     family: str
-    config: T5Config  # for a repository, whose tensors are not downloaded, config.json alone
+    config: ModelConfig  # for a repository, whose tensors are not downloaded, config.json alone
     vocabulary: Vocabulary
     num_parameters: int
     stored: tuple[str, ...]  # the types of its tensors; empty for a repository
@@ -75,7 +75,7 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
         chosen = checkpoint.default_type
     else:
         folder, _ = look_up(model, revision)
-        config = folder.t5_config()
+        config = folder.model_config()
         chosen = default_type(gated=config.gated)
     tokenizer, count = folder.tokenizer(), num_parameters(config)
     target = Listed(Path(model), num_parameters=count, vocabulary=tokenizer.vocabulary)
@@ -154,8 +154,10 @@ def _drafts(target: Listed, named: str | None, found: list[Listed]) -> list[List
     return sorted(fitting, key=lambda each: name != each.draft_for and named != each.folder.name)
 
 
-def family(config: T5Config, tokenizer: Tokenizer) -> str:
+def family(config: ModelConfig, tokenizer: Tokenizer) -> str:
     """Name a model's member of the T5 family; its fine-tunes look the same."""
+    if not isinstance(config, T5Config):
+        return "T5Gemma" if config.generation == 1 else "T5Gemma 2"
     if config.bias_per_layer:
         return "umt5"
     if isinstance(tokenizer, ByteTokenizer):
@@ -167,12 +169,14 @@ def family(config: T5Config, tokenizer: Tokenizer) -> str:
     return "T5 v1.1 (as flan-t5, coedit)" if config.gated else "T5 v1.0"
 
 
-def ways(config: T5Config, kinds: dict[str, mx.Dtype]) -> Iterator[Sizes]:
+def ways(config: ModelConfig, kinds: dict[str, mx.Dtype]) -> Iterator[Sizes]:
     """Yield the ways to convert a model, and the sizes of each; `kinds` are the stored types."""
-    inner = config.num_heads * config.d_kv
+    inner = config.num_key_heads * config.d_kv
     cached = 2 * config.num_decoder_layers * inner * (SOURCE_TOKENS + OUTPUT_TOKENS)
 
-    def sizes(options: str, config: T5Config, stored: mx.Dtype | Mapping[str, mx.Dtype]) -> Sizes:
+    def sizes(
+        options: str, config: ModelConfig, stored: mx.Dtype | Mapping[str, mx.Dtype]
+    ) -> Sizes:
         memory = {
             name: num_bytes(new_layout(config, DTYPES[name])) + cached * DTYPES[name].size
             for name in COMPUTED

@@ -9,12 +9,21 @@ import mlx.core as mx
 from .. import device
 from ..cpu import accelerate
 from ..device import DefaultType
-from ..models import T5, DecoderOnlyModel, SharingDraft, parts_of, shard, split_of
+from ..models import (
+    T5,
+    DecoderOnlyModel,
+    EncoderDecoder,
+    SharingDraft,
+    T5Config,
+    parts_of,
+    shard,
+    split_of,
+)
 from ..tokenizers import Tokenizer
 from .decoder_only import inspect_decoder_only, load_decoder_only
 from .hub import download, find_cached, flat_name, look_up
 from .model_folder import ModelFolder, find_folder, model_folders
-from .t5 import Checkpoint, open_checkpoint
+from .t5 import Checkpoint, new_model, open_checkpoint
 from .t5_draft import load_draft
 from .tensors import as_mlx
 
@@ -27,7 +36,7 @@ def load(
     *,
     dtype: mx.Dtype | str | None = None,
     group: mx.distributed.Group | None = None,
-) -> tuple[T5 | DecoderOnlyModel, Tokenizer]: ...
+) -> tuple[EncoderDecoder | DecoderOnlyModel, Tokenizer]: ...
 
 
 @overload
@@ -35,17 +44,17 @@ def load(
     name_or_path: str | Path,
     *,
     dtype: mx.Dtype | str | None = None,
-    target: T5 | DecoderOnlyModel,
-) -> tuple[T5 | DecoderOnlyModel | SharingDraft, Tokenizer | None]: ...
+    target: EncoderDecoder | DecoderOnlyModel,
+) -> tuple[EncoderDecoder | DecoderOnlyModel | SharingDraft, Tokenizer | None]: ...
 
 
 def load(
     name_or_path: str | Path,
     *,
     dtype: mx.Dtype | str | None = None,
-    target: T5 | DecoderOnlyModel | None = None,
+    target: EncoderDecoder | DecoderOnlyModel | None = None,
     group: mx.distributed.Group | None = None,
-) -> tuple[T5 | DecoderOnlyModel | SharingDraft, Tokenizer | None]:
+) -> tuple[EncoderDecoder | DecoderOnlyModel | SharingDraft, Tokenizer | None]:
     """Load a model and its tokenizer.
 
     The tokenizer's `prefix` and the model's `min_probability` are those in config.json, if any.
@@ -65,9 +74,9 @@ def load(
             the whole of one tensor at a time where a file is our own (.npz).
 
     Raises:
-        ValueError: If there is no such folder or name, it is not a whole T5 or decoder-only model
-            or the draft of another target, it cannot compute in that type, or it cannot be split
-            so.
+        ValueError: If there is no such folder or name, it is not a whole T5, T5Gemma or
+            decoder-only model or the draft of another target, it cannot compute in that type, or
+            it cannot be split so.
     """
     device.enter_thread()
     device.limit_memory()
@@ -132,7 +141,7 @@ def locate(name_or_path: str | Path) -> Path:
 
 def _load_t5(
     folder: ModelFolder, asked: mx.Dtype | None, group: mx.distributed.Group | None
-) -> tuple[T5, Tokenizer]:
+) -> tuple[EncoderDecoder, Tokenizer]:
     checkpoint = open_checkpoint(folder)
     dtype = asked or checkpoint.default_type.dtype
     tokenizer = folder.tokenizer()
@@ -141,8 +150,12 @@ def _load_t5(
             "float16 overflows in the feed-forward of T5 v1.1 and flan models; use bfloat16",
             stacklevel=3,
         )
-    model = T5(checkpoint.config)
+    model = new_model(checkpoint.config)
     if group is not None:
+        if not isinstance(model, T5):
+            raise ValueError(
+                f"only a T5 can be split among processes: load {folder.path} without a group"
+            )
         shard(model, group)
     weights = [(name, _read(checkpoint, name, dtype, group)) for name in checkpoint.parameters]
     model.load_weights(weights)
@@ -155,7 +168,8 @@ def _read(
     checkpoint: Checkpoint, name: str, dtype: mx.Dtype, group: mx.distributed.Group | None
 ) -> mx.array:
     """Read a parameter, or this process's part of it."""
-    split, sources = split_of(name, checkpoint.config), checkpoint.parameters[name]
+    config, sources = checkpoint.config, checkpoint.parameters[name]
+    split = split_of(name, config) if isinstance(config, T5Config) else None
     parts = []
     for source in sources:
         tensor = checkpoint.tensors[source]
@@ -164,6 +178,8 @@ def _read(
             pieces = parts_of(pieces[0], split, group.rank(), group.size(), tensors=len(sources))
         for piece in pieces:
             part = as_mlx(piece, tensor.dtype)
+            if checkpoint.is_from_zero(name):
+                part = part.astype(mx.float32) + 1
             # Quantized weights, packed into integers, are not cast.
             parts.append(part if tensor.dtype == mx.uint32 else part.astype(dtype))
         mx.eval(parts)

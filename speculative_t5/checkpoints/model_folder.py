@@ -17,7 +17,14 @@ from platformdirs import user_data_path
 
 from ..errors import read_json, refuse_pointer, shown
 from ..files import replacing_folder
-from ..models import DRAFT_TYPE, T5Config, is_decoder_only
+from ..models import (
+    DRAFT_TYPE,
+    ModelConfig,
+    T5Config,
+    T5GemmaConfig,
+    is_decoder_only,
+    is_t5gemma,
+)
 from ..tokenizers import TOKENIZER_FILES, DecoderOnlyTokenizer, Tokenizer, load_tokenizer
 from .tensors import AGAIN, NewTensor, StoredTensor, read_safetensors, write_npz
 from .torch_bin import read_bin
@@ -116,19 +123,42 @@ class ModelFolder:
         path = self.path / GENERATION_CONFIG
         return read_json(path, AGAIN) if path.is_file() else {}
 
-    def t5_config(self) -> T5Config:
-        """Read the config of a T5; refuse other models."""
+    @cached_property
+    def ends(self) -> list[int]:
+        """The ids that end an output, those in generation_config.json before config.json's."""
+        for name, stored in (
+            (GENERATION_CONFIG, self.generation_config),
+            ("config.json", self.config),
+        ):
+            named, path = stored.get("eos_token_id"), self.path / name
+            each = named if isinstance(named, list) else [] if named is None else [named]
+            # Checked here, as a tokenizer would raise an obscure error for them.
+            if not all(type(end) is int and end >= 0 for end in each):
+                raise ValueError(
+                    f"eos_token_id in {path} is {shown(named)}, expected an id or several"
+                )
+            if each:
+                return each
+        return []
+
+    def model_config(self) -> ModelConfig:
+        """Read the config of a T5 or T5Gemma; refuse other models."""
         config = self.config  # whose errors name the folder
+        is_gemma = is_t5gemma(config)
+        ends = {"eos_token_id": self.ends} if is_gemma and self.ends else {}
         try:
-            return T5Config.from_dict(config)
+            return (
+                T5GemmaConfig.from_dict(config | ends) if is_gemma else T5Config.from_dict(config)
+            )
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from error
 
     def tokenizer(self) -> Tokenizer:
         """Load the tokenizer; a T5's is checked to fit it."""
-        if self.kind == "decoder-only":
-            return DecoderOnlyTokenizer(self.path)
-        return load_tokenizer(self.path, self.t5_config())
+        config = None if self.kind == "decoder-only" else self.model_config()
+        if isinstance(config, T5Config):
+            return load_tokenizer(self.path, config)
+        return DecoderOnlyTokenizer(self.path)
 
     @property
     def weights(self) -> Path | None:

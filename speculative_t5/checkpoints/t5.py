@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..device import DefaultType, default_type
-from ..models import T5, T5Config
+from ..models import T5, EncoderDecoder, ModelConfig, T5Config, T5Gemma, T5GemmaConfig
+from . import t5gemma
 from .model_folder import ModelFolder
 from .tensors import Shape, StoredTensor, check_shapes, module_shapes, read_npz
 
@@ -27,9 +28,10 @@ Sources = Mapping[str, Shape]
 class Checkpoint:
     """A folder with every parameter of a model, their names and shapes checked."""
 
-    config: T5Config  # config.json, corrected by the tensors where they differ
+    config: ModelConfig  # config.json, corrected by the tensors where they differ
     tensors: dict[str, StoredTensor]  # by their names in the files
     parameters: dict[str, Sources]  # by our names, in the order of the model
+    num_images: int = 0  # tensors of images that were left out
 
     @property
     def dtypes(self) -> dict[str, mx.Dtype]:
@@ -40,6 +42,10 @@ class Checkpoint:
             found[name] = kinds.pop() if len(kinds) == 1 else mx.float32
         return found
 
+    def is_from_zero(self, name: str) -> bool:
+        """Whether a parameter is stored less 1, as the weights of T5Gemma's norms are."""
+        return isinstance(self.config, T5GemmaConfig) and name.endswith("norm.weight")
+
     @property
     def default_type(self) -> DefaultType:
         """The type that the model computes in if none is asked for."""
@@ -49,8 +55,8 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: ModelFolder) -> Checkpoint:
-    """Open a model folder or a Hugging Face checkpoint; refuse all but a whole T5."""
-    config, path = folder.t5_config(), folder.path
+    """Open a model folder or a Hugging Face checkpoint; refuse all but a whole T5 or T5Gemma."""
+    config, path, num_images = folder.model_config(), folder.path, 0
     parameters: dict[str, Sources]
     if folder.is_converted:
         path = folder.path / "weights.npz"
@@ -58,17 +64,28 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
         shapes = parameter_shapes(config)
         # In the order of the file; missing ones come last, for check_shapes to name them.
         parameters = {name: {name: shapes[name]} for name in tensors | shapes if name in shapes}
+    elif isinstance(config, T5GemmaConfig):
+        stored = folder.tensors()
+        config, tensors = t5gemma.infer_config(config, stored)
+        num_images = len(stored) - len(t5gemma.of_text(stored))
+        parameters = dict(t5gemma.plan(config))
     else:
         config, tensors = infer_config(config, folder.tensors())
         parameters = dict(plan(config))
     expected = {name: shape for each in parameters.values() for name, shape in each.items()}
-    check_shapes(path, expected, tensors, "T5")
-    return Checkpoint(config, tensors, parameters)
+    kind = "T5" if isinstance(config, T5Config) else "T5Gemma"
+    check_shapes(path, expected, tensors, kind)
+    return Checkpoint(config, tensors, parameters, num_images)
 
 
-def parameter_shapes(config: T5Config) -> dict[str, Shape]:
+def new_model(config: ModelConfig) -> EncoderDecoder:
+    """Make the model of that shape, with random weights."""
+    return T5(config) if isinstance(config, T5Config) else T5Gemma(config)
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes of all parameters of a model."""
-    return module_shapes(T5(config))
+    return module_shapes(new_model(config))
 
 
 def infer_config(

@@ -9,7 +9,7 @@ import mlx.core as mx
 from .. import models
 from ..cpu import accelerate
 from ..errors import printable, shown
-from ..models import T5, DecoderOnlyModel, SharingConfig, SharingDraft
+from ..models import DecoderOnlyModel, EncoderDecoder, SharingConfig, SharingDraft
 from . import tensors
 from .model_folder import ModelFolder, write_folder
 
@@ -17,7 +17,7 @@ SHARED = ["encoder", "embedding", "head"]
 AGAIN = "copy or distill the draft again"
 
 
-def load_draft(folder: Path, target: T5 | DecoderOnlyModel | None) -> SharingDraft:
+def load_draft(folder: Path, target: EncoderDecoder | DecoderOnlyModel | None) -> SharingDraft:
     """Load a draft for a target that is loaded; refuse a damaged one, and another target's."""
     opened = ModelFolder(folder)
     name = _target_name(opened)
@@ -27,7 +27,9 @@ def load_draft(folder: Path, target: T5 | DecoderOnlyModel | None) -> SharingDra
             f"give it as the draft of {name} (--draft-model, or load(..., target=model))"
         )
     config, sample = _read_config(opened)
-    if not isinstance(target, T5) or not models.same_weights(sample, models.sample_weights(target)):
+    if not isinstance(target, EncoderDecoder) or not models.same_weights(
+        sample, models.sample_weights(target)
+    ):
         raise ValueError(
             f"{folder} is a draft for {name}, and the target is another model: "
             f"use {name} as the target, or distill a draft for this one"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from .libraries import SWITCH
 
 if TYPE_CHECKING:
-    from ..models import T5, SharingDraft
+    from ..models import EncoderDecoder, SharingDraft
 
 
-def accelerate(model: T5 | SharingDraft) -> None:
+def accelerate(model: EncoderDecoder | SharingDraft) -> None:
     """Make a model's modules faster ones where MLX computes on a CPU, by changing their classes.
 
     To be called before the first generation, or followed by `model.recompile()`. Outputs stay

@@ -89,7 +89,7 @@ class FusedHead(t5.Head):
     def __call__(
         self, kind: HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
     ) -> mx.array:
-        if not (_is_plain(norm) and _is_plain(output) and _usable(x)):
+        if self.cap is not None or not (_is_plain(norm) and _is_plain(output) and _usable(x)):
             return super().__call__(kind, x, norm, output, size)
         run = library.logits if kind == "logits" else library.best
         scores: mx.array = run(x, norm.weight, output.weight, self.scale, norm.eps, size)

@@ -11,7 +11,7 @@ from ..cpu import libraries
 from ..decoding import LanguageModel
 from ..errors import count
 from ..generation import NumDraft, SpeculativeDecoder
-from ..models import T5, SharingDraft
+from ..models import EncoderDecoder, SharingDraft
 from ..tokenizers import Tokenizer
 from .training import Agreement
 
@@ -33,7 +33,7 @@ LEGEND = (
 class Task:
     """A target to distill a draft for, and the draft in use so far."""
 
-    target: T5
+    target: EncoderDecoder
     tokenizer: Tokenizer | None
     name: str  # the target's, which is written into the draft's folder
     previous: LanguageModel | Literal["lookup"] | None = None  # to compare with

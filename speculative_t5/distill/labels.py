@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..decoding import LanguageModel, in_order_of_length
 from ..files import LineFile, json_line, json_object
 from ..generation import SpeculativeDecoder
-from ..models import T5, additive
+from ..models import EncoderDecoder, additive
 from .data import Example
 
 POOL = 2048  # labels that are sorted by length together
@@ -130,7 +130,7 @@ class LabelBatch:
         return x.reshape(-1, x.shape[-1])[self.positions]
 
 
-def make_batch(examples: Sequence[Label], target: T5) -> LabelBatch:
+def make_batch(examples: Sequence[Label], target: EncoderDecoder) -> LabelBatch:
     """Encode examples and pad them to one batch."""
     start, pad = target.config.decoder_start_token_id, target.config.pad_token_id
 
@@ -142,7 +142,7 @@ def make_batch(examples: Sequence[Label], target: T5) -> LabelBatch:
     width, length = max(map(len, sources)), max(map(len, fed))
     real = mx.array([len(ids) for ids in sources])[:, None] > mx.arange(width)
     mask = additive(real, target.dtype)
-    memory = target.encoder(target.shared(padded(sources, width)), mask)
+    memory = target.encode(padded(sources, width), mask)
     mx.eval(memory)
     positions = [row * length + i for row, ids in enumerate(fed) for i in range(len(ids))]
     labels = [token for example in examples for token in example.tokens]

@@ -16,7 +16,7 @@ from typing import Any, get_origin, get_type_hints
 from ..checkpoints import dtype_name, load_draft, save_draft
 from ..errors import read_json, shown
 from ..files import PARTIAL, lock, write_whole
-from ..models import T5, SharingConfig, SharingDraft, copy_layers, sample_weights
+from ..models import EncoderDecoder, SharingConfig, SharingDraft, copy_layers, sample_weights
 from .data import Data, Example
 from .judgement import Judgement, Task, judge
 from .labels import Label, label
@@ -94,7 +94,9 @@ def check_output(output: Path) -> None:
         raise ValueError(f"{output} exists: choose another --output, or delete it")
 
 
-def check_options(target: T5, options: DistillOptions, start: SharingDraft | None = None) -> None:
+def check_options(
+    target: EncoderDecoder, options: DistillOptions, start: SharingDraft | None = None
+) -> None:
     """Refuse options that do not fit the target, or the draft to train further."""
     config, size, vocab = target.config, target.info.vocab_size, options.draft_vocab
     if options.layers > (most := config.num_decoder_layers):
@@ -113,7 +115,7 @@ def check_options(target: T5, options: DistillOptions, start: SharingDraft | Non
 
 
 def new_draft(
-    target: T5, options: DistillOptions, start: SharingDraft | None = None
+    target: EncoderDecoder, options: DistillOptions, start: SharingDraft | None = None
 ) -> SharingDraft:
     """Return a draft with copies of the target's layers, or of the draft to start from."""
     d_ff = start.own.d_ff if start else options.d_ff or target.config.d_ff

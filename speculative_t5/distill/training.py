@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..decoding import Sampler, argmax
 from ..errors import check_number, check_options, option
 from ..files import replacing
-from ..models import T5, SharingDraft, plain_weight
+from ..models import EncoderDecoder, SharingDraft, plain_weight
 from .labels import Label, LabelBatch, batches, group, make_batch
 
 LossName = Literal["ce", "kl", "ce+kl", "tv", "lk"]
@@ -224,7 +224,7 @@ def loss_sum(
     return -mx.log(mx.maximum(overlap, 1e-6)).sum()
 
 
-def logits_of(target: T5, batch: LabelBatch) -> Callable[[int, int], mx.array]:
+def logits_of(target: EncoderDecoder, batch: LabelBatch) -> Callable[[int, int], mx.array]:
     """Return the `target_logits` of `head_loss`."""
     hidden = batch.real(target.decode(batch.memory, batch.fed, batch.mask))
     mx.eval(hidden)
@@ -233,7 +233,7 @@ def logits_of(target: T5, batch: LabelBatch) -> Callable[[int, int], mx.array]:
 
 def last_hidden(draft: SharingDraft, batch: LabelBatch) -> mx.array:
     """Return what the draft's output matrix multiplies at each of the batch's positions, (P, d)."""
-    embedded = draft.target.shared(batch.fed)
+    embedded = draft.embed(batch.fed)
     read = [x.astype(mx.float32) for x in (embedded, batch.memory, batch.mask)]
     x = batch.real(draft.decoder.whole(*read))
     hidden: mx.array = draft.decoder.norm(x) * draft.target.head.scale

@@ -14,7 +14,7 @@ from mlx.utils import tree_map
 from ..checkpoints import DTYPES, dtype_name, load
 from ..decoding import LanguageModel
 from ..generation import rows_are_alike, steady_width
-from ..models import T5, DecoderOnlyModel
+from ..models import DecoderOnlyModel, EncoderDecoder
 from . import tiny
 from .checks import NUM_DRAFT, Finding, Subject, dtype_of, promises_equal_rows
 
@@ -127,7 +127,7 @@ def _errors(name: str, dtype: mx.Dtype) -> dict[str, float]:
     mx.disable_compile()
     try:
         with mx.stream(mx.cpu):
-            model = plain if isinstance(plain, T5) else tiny.ready(plain)
+            model = plain if isinstance(plain, EncoderDecoder) else tiny.ready(plain)
             exact = np.array(_whole(model, prompts, outputs))
     finally:
         mx.enable_compile()
@@ -140,7 +140,9 @@ def _errors(name: str, dtype: mx.Dtype) -> dict[str, float]:
 
 
 def _whole(
-    model: T5 | DecoderOnlyModel, prompts: Sequence[list[int]], outputs: Sequence[list[int]]
+    model: EncoderDecoder | DecoderOnlyModel,
+    prompts: Sequence[list[int]],
+    outputs: Sequence[list[int]],
 ) -> mx.array:
     """Score each output in one pass: logits (B, L, V) float32 of its tokens."""
     rows = []

@@ -7,7 +7,16 @@ import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
 from ..cpu import accelerate
-from ..models import T5, DecoderOnlyModel, T5Config, build
+from ..models import (
+    T5,
+    T5GEMMA_TYPES,
+    DecoderOnlyModel,
+    EncoderDecoder,
+    T5Config,
+    T5Gemma,
+    T5GemmaConfig,
+    build,
+)
 
 SIZES: dict[str, Any] = {
     "d_model": 128, "d_kv": 64, "d_ff": 192, "num_heads": 3, "num_layers": 2,
@@ -15,6 +24,11 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 # What tells T5's families apart, as their checkpoints' config.json says it.
 _UNTIED = {"own_head": True, "scale_decoder_outputs": False}
+_STACK: dict[str, Any] = {  # of T5Gemma
+    "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 2, "sliding_window": 8,
+    "sliding_window_pattern": 2, "query_pre_attn_scalar": 64, "vocab_size": 160,
+}  # fmt: skip
 _GATED: dict[str, Any] = {"gated": True, "activation": "gelu_new", **_UNTIED}
 FAMILIES: dict[str, dict[str, Any]] = {
     "t5": {},
@@ -24,7 +38,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "madlad": _GATED | {"num_heads": 5, "pad_token_id": 1, "eos_token_id": 2},
     "byt5": _GATED | {"num_layers": 4, "num_decoder_layers": 1},
     "opt": {},
-}
+} | {name: {"gated": True, "encoder": _STACK, "decoder": _STACK} for name in T5GEMMA_TYPES}
 OPT: dict[str, Any] = {
     "model_type": "opt", "hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2,
     "ffn_dim": 192, "word_embed_proj_dim": 64, "max_position_embeddings": 256, "vocab_size": 160,
@@ -35,12 +49,17 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def family(name: str) -> nn.Module:
     """Make a float32 model of a family with the same random weights every time."""
-    return randomized(build(OPT) if name == "opt" else T5(T5Config(**SIZES | FAMILIES[name])))
+    if name == "opt":
+        return randomized(build(OPT))
+    if name in T5GEMMA_TYPES:
+        config = T5GemmaConfig.from_dict({"model_type": name} | FAMILIES[name])
+        return randomized(T5Gemma(config))
+    return randomized(T5(T5Config(**SIZES | FAMILIES[name])))
 
 
-def ready(module: nn.Module) -> T5 | DecoderOnlyModel:
-    """Return a model as `load` returns it: accelerated if it is a T5, wrapped if it is not."""
-    if isinstance(module, T5):
+def ready(module: nn.Module) -> EncoderDecoder | DecoderOnlyModel:
+    """Return a model as `load` returns it: accelerated, or wrapped if it is decoder-only."""
+    if isinstance(module, EncoderDecoder):
         accelerate(module)
         return module
     return DecoderOnlyModel(module, eos_token_id=EOS, max_context=OPT["max_position_embeddings"])

@@ -29,7 +29,7 @@ def spelled(
                 f"{name} has the text {way!r}, and the vocabulary lacks {lacking[0]!r}: leave it "
                 "out, or give ids"
             )
-        if not info.is_decoder_only:
+        if not info.is_decoder_only and ids[-1:] == [info.eos_token_id]:
             ids = ids[:-1]
         elif ids and ids[0] in info.special_tokens and not tokenizer.decode(ids[:1]):
             ids = ids[1:]

@@ -10,15 +10,17 @@ from .config import (
     DRAFT_TYPE,
     MAX_LAYERS,
     MAX_SIZE,
+    T5GEMMA_TYPES,
     Quantization,
     T5Config,
     is_decoder_only,
+    is_t5gemma,
     read_size,
     refuse_quantized,
     wrong,
 )
 from .decoder_only import DecoderOnlyModel, build
-from .t5 import T5
+from .t5 import T5, EncoderDecoder
 from .t5_draft import (
     SharingConfig,
     SharingDraft,
@@ -30,3 +32,5 @@ from .t5_draft import (
 )
 from .t5_parallel import parts_of, shard, split_of
 from .t5_session import HeadOutput
+from .t5gemma import T5Gemma
+from .t5gemma_config import ModelConfig, T5GemmaConfig

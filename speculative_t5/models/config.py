@@ -11,13 +11,14 @@ from typing import Any, Literal
 from ..errors import first_line, printable, shown
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
+T5GEMMA_TYPES = {"t5gemma": 1, "t5gemma2": 2}  # and their generations
 DRAFT_TYPE = "t5-draft"  # ours: a draft that shares its target's encoder
 # Types known not to be decoder-only: encoders, and encoder-decoders other than T5.
 OTHER_TYPES = (
     "albert", "bart", "bert", "blenderbot", "camembert", "clip", "deberta", "deberta-v2",
     "distilbert", "electra", "led", "longformer", "longt5", "m2m_100", "marian", "mbart",
-    "modernbert", "mpnet", "pegasus", "roberta", "siglip", "switch_transformers", "t5gemma",
-    "t5gemma2", "vit", "wav2vec2", "whisper", "xlm-roberta",
+    "modernbert", "mpnet", "pegasus", "roberta", "siglip", "switch_transformers", "vit",
+    "wav2vec2", "whisper", "xlm-roberta",
 )  # fmt: skip
 _OTHER_HEAD = re.compile(
     r"\w+For(MaskedLM|PreTraining|\w*Classification|QuestionAnswering|MultipleChoice|CTC)"
@@ -29,9 +30,19 @@ MAX_LAYERS = 256  # of one stack, as a model takes memory for each before its we
 def is_decoder_only(config: Mapping[str, Any]) -> bool:
     """Whether a config.json seems to describe a decoder-only model."""
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind in (*MODEL_TYPES, DRAFT_TYPE, *OTHER_TYPES):
+    if not isinstance(kind, str) or kind in (
+        *MODEL_TYPES,
+        *T5GEMMA_TYPES,
+        DRAFT_TYPE,
+        *OTHER_TYPES,
+    ):
         return False
     return not config.get("is_encoder_decoder") and not other_heads(config)
+
+
+def is_t5gemma(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that it is a T5Gemma's."""
+    return model_type(config) in T5GEMMA_TYPES
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:
@@ -74,6 +85,13 @@ def refuse_quantized(config: Mapping[str, Any], advice: str) -> None:
             f"its weights are quantized by {method or 'another program'} "
             f"(quantization_config in config.json): {advice}"
         )
+
+
+def spread(count: int, total: int) -> list[int]:
+    """Return so many of `total` layers, evenly spaced, the last among them."""
+    return (
+        [round(i * (total - 1) / (count - 1)) for i in range(count)] if count > 1 else [total - 1]
+    )
 
 
 def read_flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
@@ -170,6 +188,17 @@ class T5Config:
     n_positions: int = 512  # source tokens that it was made for; more are no error
     quantization: Quantization | None = None
 
+    @property
+    def num_key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_heads
+
+    def of_draft(self, num_layers: int, d_ff: int) -> T5Config:
+        """Return the config of a decoder with so many of this one's layers, of another width."""
+        return dataclasses.replace(
+            self, num_decoder_layers=num_layers, d_ff=d_ff, quantization=None
+        )
+
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> T5Config:
         """Read a config.json, Hugging Face's or our own; refuse all but a T5 with whole sizes."""
@@ -209,7 +238,7 @@ class T5Config:
             scale_decoder_outputs=scaled,
             layer_norm_epsilon=epsilon,
             bias_per_layer=read_flag(raw, "bias_per_layer", raw["model_type"] == "umt5"),
-            quantization=_quantization(raw),
+            quantization=read_quantization(raw),
         )
         buckets = config.relative_attention_num_buckets
         distance = config.relative_attention_max_distance
@@ -251,13 +280,15 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
         found = f"{printable(heads[0])} (architectures" if heads else f"{kind} (model_type"
         raise ValueError(
             f"this is a {found} in config.json), expected one of the T5 family, "
-            f"{', '.join(MODEL_TYPES)}, or a decoder-only model that generates text"
+            f"{', '.join([*MODEL_TYPES, *T5GEMMA_TYPES])}, "
+            "or a decoder-only model that generates text"
         )
     check_architectures(raw, ARCHITECTURES)
     refuse_quantized(raw, "convert the original, with --quantize")
 
 
-def _quantization(raw: Mapping[str, Any]) -> Quantization | None:
+def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
+    """Read how our own config.json says that the weights are quantized, if they are."""
     stored = raw.get("quantization")
     if stored is None:
         return None

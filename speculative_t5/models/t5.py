@@ -18,6 +18,7 @@ from .cache import additive, resized, write
 from .config import Activation, Quantization, T5Config
 from .position_bias import Bias, Padding, PositionBias, for_each_row, position_biases
 from .t5_session import CompiledDecoder, HeadOutput, T5Session, read_sources
+from .t5gemma_config import ModelConfig
 
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -208,6 +209,10 @@ class Decoder(nn.Module):
         self.layers = [DecoderLayer(config) for _ in range(config.num_decoder_layers)]
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
+    def tables(self) -> list[mx.array]:
+        """Return what passes have in common, see `PositionBias.tables`."""
+        return self.position_bias.tables()
+
     def padded(self, head_size: int) -> "Decoder":
         """Return a decoder that computes the same with heads of a larger size, padded by zeros.
 
@@ -280,9 +285,10 @@ class Head(nn.Module):
     model, where it may be the embedding.
     """
 
-    def __init__(self, config: T5Config) -> None:
+    def __init__(self, scale: float = 1.0, cap: float | None = None) -> None:
         super().__init__()
-        self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
+        self.scale = scale  # of the hidden states
+        self.cap = cap  # logits x are cap * tanh(x / cap)
 
     def __call__(
         self, kind: HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
@@ -294,29 +300,31 @@ class Head(nn.Module):
         else:
             project = output.as_linear if hasattr(output, "as_linear") else output
             logits = project(x)[..., :size]
+        if self.cap is not None:
+            logits = mx.tanh(logits / self.cap) * self.cap
         return logits if kind == "logits" else argmax(logits)
 
 
 class CompiledModel(nn.Module):
-    """A model whose decoder MLX compiles: a `T5`, or a draft that shares the encoder of one.
+    """A model whose decoder MLX compiles: an encoder-decoder, or a draft that shares its encoder.
 
     The first generation compiles the decoder with the weights as they are then. Whoever changes
     weights or layers later must call `recompile` for the change to take effect.
     """
 
-    config: T5Config
-    decoder: Decoder
+    config: ModelConfig
     num_processes = 1  # that share the layers, see `t5_parallel`
     _compiled: CompiledDecoder | None = None
 
     @property
-    def num_heads(self) -> int:
-        """Heads of each attention in this process."""
-        return self.config.num_heads // self.num_processes
+    def num_key_heads(self) -> int:
+        """Heads of keys and values of each of the decoder's attentions in this process."""
+        return self.config.num_key_heads // self.num_processes
 
     @property
     def dtype(self) -> mx.Dtype:
-        return self.decoder.norm.weight.dtype
+        dtype: mx.Dtype = self.decoder.norm.weight.dtype
+        return dtype
 
     def logits(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
         """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
@@ -352,12 +360,74 @@ class CompiledModel(nn.Module):
         return session, session.contexts
 
 
-class T5(CompiledModel):
-    """An encoder-decoder; a `LanguageModel` by way of `start`."""
+class EncoderDecoder(CompiledModel):
+    """A model with an encoder of its own; a `LanguageModel` by way of `start`.
+
+    A subclass has `config`, `info`, `shared`, `encoder`, `decoder`, `head`, and `lm_head` where the
+    output is not the embedding.
+    """
+
+    info: ModelInfo
+
+    def __init__(self) -> None:
+        super().__init__()
+        device.enter_thread()
+        self.broadcast: Broadcast = identity  # where processes share the layers, see `t5_parallel`
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Embed the decoder's tokens: (B, L) int32 -> (B, L, d_model)."""
+        embedded: mx.array = self.shared(tokens)
+        return embedded
+
+    def encode(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
+        """Encode sources (B, S) int32, with the additive mask (B, 1, 1, S): (B, S, d_model)."""
+        memory: mx.array = self.encoder(self.shared(tokens), mask)
+        return memory
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal digest of the configuration and of a sample of every weight."""
+        return f"{fingerprint(repr(self.config), self.parameters())} {self.dtype}"
+
+    @property
+    def output(self) -> nn.Module:
+        """The output matrix, which may be the embedding."""
+        matrix: nn.Module = self.lm_head if self.config.own_head else self.shared
+        return matrix
+
+    def __call__(self, encoder_tokens: mx.array, decoder_tokens: mx.array) -> mx.array:
+        """Return logits (B, L, V) of what follows each of `decoder_tokens`.
+
+        Sources (B, S) int32 are padded at the end; targets (B, L) int32 begin with the start token.
+        """
+        device.enter_thread()
+        mask = additive(encoder_tokens != self.config.pad_token_id, self.dtype)
+        return self.logits(self.decode(self.encode(encoder_tokens, mask), decoder_tokens, mask))
+
+    def decode(self, memory: mx.array, tokens: mx.array, mask: mx.array | None) -> mx.array:
+        """Run the decoder over whole sequences of tokens (B, L) int32, the start token first.
+
+        The encoder's memory (B, S, d_model) and the additive mask (B, 1, 1, S) of its padding ->
+        the last layer's output, (B, L, d_model), for `logits`.
+        """
+        batch, length = tokens.shape
+        # A cache with room for exactly these tokens: nothing comes before them.
+        shape = 2, batch, self.num_key_heads, length, self.decoder.head_size
+        cache = [mx.zeros(shape, self.dtype)] * self.config.num_decoder_layers
+        sources = self.decoder.read(memory, memory.shape[1])
+        start, tables = mx.zeros(1, dtype=mx.int32), self.decoder.tables()
+        x: mx.array
+        x, _ = self.decoder(self.embed(tokens), start, cache, sources, mask, tables)
+        return x
+
+
+class T5(EncoderDecoder):
+    """A T5."""
+
+    config: T5Config
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
-        device.enter_thread()
         self.config = config
         self.info = ModelInfo(
             vocab_size=config.vocab_size,
@@ -369,59 +439,23 @@ class T5(CompiledModel):
             is_decoder_only=False,
             max_source_length=config.n_positions,  # positions are relative: more is no error
         )
-        self.broadcast: Broadcast = identity  # where processes share the layers, see `t5_parallel`
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
-        self.head = Head(config)
+        self.head = Head(config.d_model**-0.5 if config.scale_decoder_outputs else 1.0)
         if config.own_head:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.quantization:
             quantize(self, config.quantization)
 
-    @property
-    def fingerprint(self) -> str:
-        """Hexadecimal digest of the configuration and of a sample of every weight."""
-        return f"{fingerprint(repr(self.config), self.parameters())} {self.dtype}"
 
-    @property
-    def output(self) -> nn.Module:
-        """The output matrix, which may be the embedding."""
-        return self.lm_head if self.config.own_head else self.shared
-
-    def __call__(self, encoder_tokens: mx.array, decoder_tokens: mx.array) -> mx.array:
-        """Return logits (B, L, V) of what follows each of `decoder_tokens`.
-
-        Sources (B, S) int32 are padded at the end; targets (B, L) int32 begin with the start token.
-        """
-        device.enter_thread()
-        mask = additive(encoder_tokens != self.config.pad_token_id, self.dtype)
-        memory = self.encoder(self.shared(encoder_tokens), mask)
-        return self.logits(self.decode(memory, decoder_tokens, mask))
-
-    def decode(self, memory: mx.array, tokens: mx.array, mask: mx.array | None) -> mx.array:
-        """Run the decoder over whole sequences of tokens (B, L) int32, the start token first.
-
-        The encoder's memory (B, S, d_model) and the additive mask (B, 1, 1, S) of its padding ->
-        the last layer's output, (B, L, d_model), for `logits`.
-        """
-        config, (batch, length) = self.config, tokens.shape
-        # A cache with room for exactly these tokens: nothing comes before them.
-        empty = mx.zeros((2, batch, self.num_heads, length, config.d_kv), self.dtype)
-        cache = [empty] * config.num_decoder_layers
-        sources = self.decoder.read(memory, memory.shape[1])
-        start, tables = mx.zeros(1, dtype=mx.int32), self.decoder.position_bias.tables()
-        x, _ = self.decoder(self.shared(tokens), start, cache, sources, mask, tables)
-        return x
-
-
-def quantize(model: T5, how: Quantization) -> None:
+def quantize(model: EncoderDecoder, how: Quantization) -> None:
     """Replace the layers that `how` names by quantized ones."""
 
     def chosen(path: str, module: nn.Module) -> bool:
         if not hasattr(module, "to_quantized") or module.weight.shape[-1] % how.group_size:
             return False
-        if path in ("shared", "lm_head"):
+        if path in ("shared", "encoder_shared", "lm_head"):
             return how.embeddings
         return not (how.keep_wo and path.endswith(".wo"))
 

@@ -6,7 +6,7 @@ A draft knows its target by a few numbers of each weight, whatever type they are
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -16,7 +16,8 @@ import numpy as np
 
 from .. import device
 from ..decoding import fingerprint
-from .t5 import COMPILING, T5, CompiledModel, Decoder
+from .config import spread
+from .t5 import COMPILING, CompiledModel, EncoderDecoder
 from .t5_parallel import split_of
 from .t5_session import CompiledDecoder, SharingSession, T5Session, read_sources
 
@@ -49,28 +50,23 @@ class SharingDraft(CompiledModel):
     each prompt (`start_both`); alone (`start`), it has the target's encoder read the prompts.
     """
 
-    def __init__(self, target: T5, config: SharingConfig) -> None:
+    def __init__(self, target: EncoderDecoder, config: SharingConfig) -> None:
         super().__init__()
         device.enter_thread()
         self.own = config
-        self.config = replace(
-            target.config,
-            num_decoder_layers=config.num_decoder_layers,
-            d_ff=config.d_ff,
-            quantization=None,
-        )
+        self.config = target.config.of_draft(config.num_decoder_layers, config.d_ff)
         self._target = (target,)  # MLX does not look into tuples: its weights are not the draft's
         self._compiled_with: CompiledDecoder | None = None  # the target's, of the same weights
-        self.decoder = Decoder(self.config)
+        self.decoder = type(target.decoder)(self.config)
         self.decoder.set_dtype(target.dtype)
 
     @property
-    def target(self) -> T5:
+    def target(self) -> EncoderDecoder:
         """The model that this draft belongs to."""
         return self._target[0]
 
-    shared, encoder, head, output, info = map(
-        _of_target, ("shared", "encoder", "head", "output", "info")
+    embed, encode, head, output, info = map(
+        _of_target, ("embed", "encode", "head", "output", "info")
     )
 
     @property
@@ -108,13 +104,14 @@ def copy_layers(draft: SharingDraft) -> None:
     """
     target, depth = draft.target.decoder, draft.own.num_decoder_layers
     config = draft.config
-    last = len(target.layers) - 1
-    chosen = [round(i * last / (depth - 1)) for i in range(depth)] if depth > 1 else [last]
+    chosen = spread(depth, len(target.layers))
     for layer, number in zip(draft.decoder.layers, chosen, strict=True):
         modules = target.layers[number].named_modules()
         weights = {f"{name}.weight": plain_weight(m) for name, m in modules if "weight" in m}
-        layer.load_weights([*_narrowed(weights, config.d_ff, gated=config.gated).items()])
+        layer.load_weights([*_narrowed(weights, draft.own.d_ff, gated=config.gated).items()])
     draft.decoder.norm.weight = target.norm.weight
+    if "position_bias" not in target:
+        return
     bias = target.position_bias
     rows = bias.weight.reshape(-1, bias.num_buckets, bias.weight.shape[1])
     if len(rows) > 1:
@@ -144,7 +141,7 @@ def plain_weight(module: nn.Module, rows: Any = slice(None)) -> mx.array:
     return weight
 
 
-def sample_weights(model: T5) -> str:
+def sample_weights(model: EncoderDecoder) -> str:
     """Return a sample of a model's weights as text, which `same_weights` compares.
 
     A digest of all names and shapes, and for each weight float16 numbers in hexadecimal: some of

@@ -19,6 +19,7 @@ from .. import distributed
 from .config import T5Config
 from .position_bias import PositionBias
 from .t5 import T5, CrossAttention, SelfAttention
+from .t5gemma_config import ModelConfig
 
 
 class Split(NamedTuple):
@@ -28,7 +29,7 @@ class Split(NamedTuple):
     segments: int = 1
 
 
-def split_of(name: str, config: T5Config) -> Split | None:
+def split_of(name: str, config: ModelConfig) -> Split | None:
     """Return how a parameter is split; None if it is whole in each process."""
     splits = {
         "position_bias.": Split(1),

@@ -60,7 +60,7 @@ class T5Session:
         self._decoder = decoder
         self._layers = slice(first, first + depth)  # of the sources, as `encode` gives them
         batch, size = len(self._sources.lengths), decoder.decoder.head_size
-        shape = 2, batch, model.num_heads, SMALLEST, size
+        shape = 2, batch, model.num_key_heads, SMALLEST, size
         self._cache = KVCache([mx.zeros(shape, model.dtype) for _ in range(depth)], width)
 
     @property
@@ -141,7 +141,7 @@ def _read_together(
     lengths = [len(prompt) for prompt in prompts]
     longest, pad = max(lengths), model.config.pad_token_id
     tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
-    memory = model.encoder(model.shared(tokens), padding_mask(lengths, longest, model.dtype))
+    memory = model.encode(tokens, padding_mask(lengths, longest, model.dtype))
     width = source_width(lengths)
     layers = [layer for decoder in decoders for layer in decoder.read(memory, width)]
     sources = SourceCache(layers, lengths)
@@ -188,7 +188,7 @@ class CompiledDecoder:
         wider = next((each for each in HEAD_SIZES if each >= size), size)
         if wider > size and not device.on_cpu():
             self.decoder = self.decoder.padded(wider)
-        self._tables = self.decoder.position_bias.tables()
+        self._tables = self.decoder.tables()
         # What has not been evaluated would be computed again in every pass.
         mx.eval(model.parameters(), self.decoder.parameters(), self._tables)
         self._functions = _Functions()
@@ -230,5 +230,5 @@ class CompiledDecoder:
         self, output: HeadOutput, vocab_size: int | None, tokens: mx.array, *others: Any
     ) -> tuple[mx.array, list[mx.array]]:
         model, inputs = self.model, (*others, self._tables)
-        x, cache = self.decoder(model.shared(tokens), *inputs)
+        x, cache = self.decoder(model.embed(tokens), *inputs)
         return model.score(output, x, vocab_size), cache

@@ -101,7 +101,8 @@ class PromptEncoder:
         if self.truncate and not chat:
             special = self.model.info.special_tokens
             decoder_only = self.model.info.is_decoder_only
-            kept = keep_end(ids, limit, special) if decoder_only else keep_beginning(ids, limit)
+            keep = keep_end if decoder_only else keep_beginning
+            kept = keep(ids, limit, special)
             return Source(kept, len(ids) - limit, unknown)
         found = f"the prompt has {len(ids)} tokens, more than the {limit} that"
         raise self._too_long(found, chat=chat)
@@ -163,9 +164,10 @@ def check_prompts(prompts: object) -> None:
         raise ValueError(f"prompts must be a list of them, got {shown(prompts)}")
 
 
-def keep_beginning(ids: list[int], limit: int) -> list[int]:
-    """Shorten to `limit` ids: the first ones, then the EOS at the end."""
-    return [*ids[: limit - 1], ids[-1]]
+def keep_beginning(ids: list[int], limit: int, special: Collection[int]) -> list[int]:
+    """Shorten to `limit` ids: the first ones, then the special one that a text may end with."""
+    end = ids[-1:] if ids[-1] in special else []
+    return [*ids[: limit - len(end)], *end]
 
 
 def keep_end(ids: list[int], limit: int, special: Collection[int]) -> list[int]:

@@ -1,0 +1,362 @@
+"""T5Gemma (arXiv 2504.06225) and T5Gemma 2 (arXiv 2512.14856), text only.
+
+They are encoder-decoders of Gemma 2's and Gemma 3's blocks, as `modeling_t5gemma.py` and
+`modeling_t5gemma2.py` of transformers have them. Shapes are those of `t5`; there are G times as
+many heads of queries as of keys and values. A layer normalizes its input and its output:
+x + norm(f(norm(x))). Gemma's norms multiply by 1 + w: `weight` is that sum here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..decoding import ModelInfo
+from .cache import resized, write
+from .position_bias import for_each_row
+from .t5 import EncoderDecoder, Head, join_heads, quantize, split_heads
+from .t5gemma_config import StackConfig, T5GemmaConfig
+
+Masks = Mapping[str, mx.array]  # of each type of layer, additive, (B or 1, H or 1, L, T)
+
+
+def attend(
+    q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None, scale: float, cap: float | None
+) -> mx.array:
+    """Attention of queries (B, H, L, D) to keys and values (B, H / G, T, D).
+
+    With a cap, scores s are cap * tanh(s / cap), which no kernel of MLX has.
+    """
+    if cap is None:
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+    batch, num_heads, length, size = q.shape
+    grouped = (q * scale).reshape(batch, k.shape[1], -1, length, size)
+    scores = mx.tanh(grouped @ k[:, :, None].swapaxes(3, 4) / cap) * cap
+    if mask is not None:
+        scores = scores + mask[:, :, None]
+    found = mx.softmax(scores, axis=-1, precise=True) @ v[:, :, None]
+    return found.reshape(batch, num_heads, length, size)
+
+
+class Attention(nn.Module):
+    """Grouped attention to positions of the same stack, or to the encoder's memory."""
+
+    def __init__(
+        self, config: T5GemmaConfig, stack: StackConfig, layer_type: str, source_size: int
+    ) -> None:
+        super().__init__()
+        size = stack.head_dim
+        self.num_heads, self.num_key_heads = stack.num_attention_heads, stack.num_key_value_heads
+        self.scale = stack.query_pre_attn_scalar**-0.5
+        self.cap = stack.attn_logit_softcapping
+        self.rope = stack.rope(layer_type)
+        self.q = nn.Linear(stack.hidden_size, self.num_heads * size, bias=False)
+        self.kv = nn.Linear(source_size, 2 * self.num_key_heads * size, bias=False)
+        self.out = nn.Linear(self.num_heads * size, stack.hidden_size, bias=False)
+        if config.generation == 2:
+            self.q_norm = nn.RMSNorm(size, stack.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(size, stack.rms_norm_eps)
+
+    def queries(self, x: mx.array, offsets: mx.array | None = None) -> mx.array:
+        """(B, L, d_model) -> (B, H, L, D), at positions from each row's offset on, or at none."""
+        (q,) = split_heads(self.q(x), 1, self.num_heads)
+        if "q_norm" in self:
+            q = self.q_norm(q)
+        return q if offsets is None else self.rotate(q, offsets)
+
+    def keys_values(self, x: mx.array, offsets: mx.array | None = None) -> mx.array:
+        """(B, L, source_size) -> (2, B, H / G, L, D), keys at positions as in `queries`."""
+        k, v = split_heads(self.kv(x), 2, self.num_key_heads)
+        if "k_norm" in self:
+            k = self.k_norm(k)
+        return mx.stack([k if offsets is None else self.rotate(k, offsets), v])
+
+    def source(self, memory: mx.array, width: int | None) -> mx.array:
+        """Return keys and values of the encoder's memory, with zeros up to a width."""
+        kv = self.keys_values(memory)
+        return kv if width is None else resized(kv, width)
+
+    def rotate(self, heads: mx.array, offsets: mx.array) -> mx.array:
+        start = offsets if offsets.size == len(heads) else offsets.reshape(())
+        return mx.fast.rope(
+            heads,
+            heads.shape[-1],
+            traditional=False,
+            base=self.rope.theta,
+            scale=1 / self.rope.factor,
+            offset=start,
+        )
+
+    def __call__(self, q: mx.array, kv: mx.array, mask: mx.array | None) -> mx.array:
+        k, v = kv
+        found: mx.array = self.out(join_heads(attend(q, k, v, mask, self.scale, self.cap)))
+        return found
+
+
+class FeedForward(nn.Module):
+    """(gelu(n W) * n V) W', n being normed; `wi` is W and then V."""
+
+    def __init__(self, stack: StackConfig) -> None:
+        super().__init__()
+        self.wi = nn.Linear(stack.hidden_size, 2 * stack.intermediate_size, bias=False)
+        self.wo = nn.Linear(stack.intermediate_size, stack.hidden_size, bias=False)
+
+    def __call__(self, normed: mx.array) -> mx.array:
+        gate, linear = mx.split(self.wi(normed), 2, axis=-1)
+        found: mx.array = self.wo(nn.gelu_approx(gate) * linear)
+        return found
+
+
+class Layer(nn.Module):
+    """A layer of the encoder, or of T5Gemma 2's decoder, which has the same parts."""
+
+    def __init__(self, config: T5GemmaConfig, stack: StackConfig, layer_type: str) -> None:
+        super().__init__()
+        size, epsilon = stack.hidden_size, stack.rms_norm_eps
+        self.layer_type = layer_type
+        self.self_norm = nn.RMSNorm(size, epsilon)
+        self.self_attention = Attention(config, stack, layer_type, size)
+        self.self_post_norm = nn.RMSNorm(size, epsilon)
+        self.feed_forward_norm = nn.RMSNorm(size, epsilon)
+        self.feed_forward = FeedForward(stack)
+        self.feed_forward_post_norm = nn.RMSNorm(size, epsilon)
+
+    def fed_forward(self, x: mx.array) -> mx.array:
+        found: mx.array = self.feed_forward_post_norm(self.feed_forward(self.feed_forward_norm(x)))
+        return x + found
+
+    def __call__(self, x: mx.array, masks: Masks) -> mx.array:
+        attention, normed = self.self_attention, self.self_norm(x)
+        start = mx.zeros(1, dtype=mx.int32)
+        q, kv = attention.queries(normed, start), attention.keys_values(normed, start)
+        x = x + self.self_post_norm(attention(q, kv, masks[self.layer_type]))
+        return self.fed_forward(x)
+
+
+class Step(NamedTuple):
+    """What the decoder's layers have in common in a pass."""
+
+    offsets: mx.array  # position of each row's first query, (B,) or (1,) int32
+    masks: Masks
+    padding: mx.array | None  # additive mask of sources, (P, H or 1, L * B / P, T)
+
+
+class DecoderLayer(Layer):
+    """A layer with attention to itself, and then to the encoder's memory (T5Gemma)."""
+
+    def __init__(self, config: T5GemmaConfig, layer_type: str) -> None:
+        stack = config.decoder
+        super().__init__(config, stack, layer_type)
+        self.cross_norm = nn.RMSNorm(stack.hidden_size, stack.rms_norm_eps)
+        memory_size = config.encoder.hidden_size
+        self.cross_attention = Attention(config, stack, layer_type, memory_size)
+        self.cross_post_norm = nn.RMSNorm(stack.hidden_size, stack.rms_norm_eps)
+
+    def read(self, memory: mx.array, width: int | None = None) -> mx.array:
+        """Encoder's memory (B, S, d) -> keys and values (2, B, H / G, `width` or S, D)."""
+        return self.cross_attention.source(memory, width)
+
+    def __call__(  # type: ignore[override]
+        self, x: mx.array, step: Step, cache: mx.array | None, source: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        attention, normed = self.self_attention, self.self_norm(x)
+        q, kv = attention.queries(normed, step.offsets), attention.keys_values(normed, step.offsets)
+        kv = kv if cache is None else write(cache, kv, step.offsets)
+        x = x + self.self_post_norm(attention(q, kv, step.masks[self.layer_type]))
+        # With fewer sources than rows, B / P consecutive rows read one as a single row.
+        grouped = self.cross_norm(x).reshape(source.shape[1], -1, x.shape[2])
+        q = self.cross_attention.queries(grouped)
+        found = self.cross_attention(q, source, step.padding).reshape(x.shape)
+        return self.fed_forward(x + self.cross_post_norm(found)), kv
+
+
+class MergedDecoderLayer(Layer):
+    """A layer with one attention to itself and to the encoder's memory together (T5Gemma 2).
+
+    Both give their keys and values by the same matrices, those of the memory without a position.
+    """
+
+    def __init__(self, config: T5GemmaConfig, layer_type: str) -> None:
+        super().__init__(config, config.decoder, layer_type)
+
+    def read(self, memory: mx.array, width: int | None = None) -> mx.array:
+        """Encoder's memory (B, S, d) -> keys and values (2, B, H / G, `width` or S, D)."""
+        return self.self_attention.source(memory, width)
+
+    def __call__(  # type: ignore[override]
+        self, x: mx.array, step: Step, cache: mx.array | None, source: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        attention, normed = self.self_attention, self.self_norm(x)
+        q, kv = attention.queries(normed, step.offsets), attention.keys_values(normed, step.offsets)
+        kv = kv if cache is None else write(cache, kv, step.offsets)
+        both = mx.concatenate([kv, mx.repeat(source, len(x) // source.shape[1], axis=1)], axis=-2)
+        x = x + self.self_post_norm(attention(q, both, step.masks[self.layer_type]))
+        return self.fed_forward(x), kv
+
+
+class Encoder(nn.Module):
+    def __init__(self, config: T5GemmaConfig) -> None:
+        super().__init__()
+        stack = config.encoder
+        self.window = stack.sliding_window
+        # The most that a key may lie behind a query, and ahead of it.
+        self.reach = (self.window, self.window)
+        if config.generation == 2:
+            self.reach = (self.window + 1) // 2 - 1, self.window // 2
+        self.layers = [Layer(config, stack, kind) for kind in stack.layer_types]
+        self.norm = nn.RMSNorm(stack.hidden_size, stack.rms_norm_eps)
+
+    def __call__(self, x: mx.array, mask: mx.array | None) -> mx.array:
+        """Embedded sources (B, S, d), additive mask (B, 1, 1, S) -> memory, as `x`."""
+        positions = mx.arange(x.shape[1])
+        ahead = positions - positions[:, None]
+        behind, before = self.reach
+        full = mx.ones((1, 1, 1, x.shape[1]), mx.bool_) if mask is None else mask == 0
+        sliding = full & (ahead >= -behind) & (ahead <= before)
+        masks = {"full_attention": full, "sliding_attention": sliding}
+        added = {kind: _additive(seen, x.dtype) for kind, seen in masks.items()}
+        for layer in self.layers:
+            x = layer(x, added)
+        memory: mx.array = self.norm(x)
+        return memory
+
+
+def _additive(seen: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Make an additive mask; finite, as padding whose window has no token would become NaN."""
+    return mx.where(seen, mx.array(0, dtype), mx.array(mx.finfo(dtype).min, dtype))
+
+
+class Decoder(nn.Module):
+    """The decoder's layers; its last normalization is applied by `Head`."""
+
+    def __init__(self, config: T5GemmaConfig) -> None:
+        super().__init__()
+        stack = config.decoder
+        kind = DecoderLayer if config.generation == 1 else MergedDecoderLayer
+        self.merged = config.generation == 2
+        self.window = stack.sliding_window
+        # MLX's kernel of attention takes a mask for each head, and scores with a cap are composed.
+        self.mask_heads = 1 if stack.attn_logit_softcapping else stack.num_attention_heads
+        self.head_size = stack.head_dim
+        self.layers = [kind(config, layer_type) for layer_type in stack.layer_types]
+        self.norm = nn.RMSNorm(stack.hidden_size, stack.rms_norm_eps)
+
+    def padded(self, head_size: int) -> "Decoder":
+        """Return this decoder: its heads stay as they are."""
+        return self
+
+    def tables(self) -> list[mx.array]:
+        """Return constants of all passes; there are none."""
+        return []
+
+    def read(self, memory: mx.array, width: int) -> list[mx.array]:
+        """Return each layer's keys and values of the memory (B, S, d), zeros from S on."""
+        return [layer.read(memory, width) for layer in self.layers]
+
+    def __call__(
+        self,
+        x: mx.array,
+        offsets: mx.array,
+        cache: Sequence[mx.array],
+        sources: Sequence[mx.array],
+        mask: mx.array | None,
+        tables: Sequence[mx.array],
+    ) -> tuple[mx.array, list[mx.array]]:
+        """Run all layers over new positions of every row, as `t5.Decoder` does."""
+        _, num_sources, _, width, _ = sources[0].shape
+        step = self._step(x, offsets, cache[0].shape[-2], num_sources, width, mask)
+        written: list[mx.array] = []
+        for layer, kv, source in zip(self.layers, cache, sources, strict=False):
+            x, kv = layer(x, step, kv, source)
+            written.append(kv)
+        return x, written
+
+    def whole(self, x: mx.array, memory: mx.array, mask: mx.array | None) -> mx.array:
+        """Run all layers over whole sequences (B, L, d), so that gradients can be taken."""
+        start, (num_sources, width, _) = mx.zeros(1, dtype=mx.int32), memory.shape
+        step = self._step(x, start, x.shape[1], num_sources, width, mask)
+        for layer in self.layers:
+            x, _ = layer(x, step, None, layer.read(memory))
+        return x
+
+    def _step(
+        self,
+        x: mx.array,
+        offsets: mx.array,
+        num_keys: int,
+        num_sources: int,
+        width: int,
+        mask: mx.array | None,
+    ) -> Step:
+        """Make the masks of L queries against `num_keys` positions, and P sources of `width`."""
+        batch, length, _ = x.shape
+        queries = offsets[:, None, None, None] + mx.arange(length)[:, None]
+        keys = mx.arange(num_keys)
+        full = keys <= queries
+        sliding = full & (keys > queries - self.window)
+        masks = {"full_attention": full, "sliding_attention": sliding}
+        if self.merged:
+            seen = mx.ones((1, 1, 1, width), mx.bool_) if mask is None else mask == 0
+            if len(seen) > 1:
+                seen = mx.repeat(seen, batch // num_sources, axis=0)
+            masks = {kind: _beside(each, seen) for kind, each in masks.items()}
+        added = {
+            kind: for_each_row(_additive(each, x.dtype), batch, self.mask_heads, length)
+            for kind, each in masks.items()
+        }
+        padding = mask
+        if mask is not None:
+            queries_of_each = batch * length // num_sources
+            padding = for_each_row(mask, num_sources, self.mask_heads, queries_of_each)
+        return Step(offsets, added, padding)
+
+
+def _beside(seen: mx.array, source: mx.array) -> mx.array:
+    """Put masks (B or 1, 1, L, T) and (B or 1, 1, 1, S) side by side: (B or 1, 1, L, T + S)."""
+    rows, _, length, _ = seen.shape
+    rows = max(rows, len(source))
+    parts = [mx.broadcast_to(part, (rows, 1, length, part.shape[3])) for part in (seen, source)]
+    return mx.concatenate(parts, axis=3)
+
+
+class T5Gemma(EncoderDecoder):
+    """A T5Gemma of either generation; a `LanguageModel` by way of `start`."""
+
+    config: T5GemmaConfig
+
+    def __init__(self, config: T5GemmaConfig) -> None:
+        super().__init__()
+        self.config = config
+        ends = frozenset(config.eos_token_ids)
+        self.info = ModelInfo(
+            vocab_size=config.vocab_size,
+            eos_token_id=config.eos_token_id,
+            eos_token_ids=ends,
+            special_tokens=ends | {config.pad_token_id, config.decoder_start_token_id},
+            is_decoder_only=False,
+            max_source_length=config.n_positions,
+        )
+        size = config.decoder.hidden_size
+        self.shared = nn.Embedding(config.vocab_size, size)
+        if config.generation == 1:
+            self.encoder_shared = nn.Embedding(config.vocab_size, config.encoder.hidden_size)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.head = Head(cap=config.final_logit_softcapping)
+        if config.own_head:
+            self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
+        if config.quantization:
+            quantize(self, config.quantization)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        return _scaled(self.shared(tokens))
+
+    def encode(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
+        embedding = self.encoder_shared if "encoder_shared" in self else self.shared
+        return self.encoder(_scaled(embedding(tokens)), mask)
+
+
+def _scaled(x: mx.array) -> mx.array:
+    """Embeddings (B, L, d) times sqrt(d), rounded as the model is."""
+    return x * mx.array(x.shape[-1] ** 0.5, x.dtype)

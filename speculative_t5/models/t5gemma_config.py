@@ -1,0 +1,276 @@
+"""`T5GemmaConfig`: the shape of a T5Gemma of either generation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from .config import (
+    MAX_LAYERS,
+    T5GEMMA_TYPES,
+    Activation,
+    Quantization,
+    T5Config,
+    check_architectures,
+    model_type,
+    read_flag,
+    read_quantization,
+    read_size,
+    refuse_quantized,
+    spread,
+    wrong,
+)
+
+ARCHITECTURES = tuple(
+    f"T5Gemma{generation}{kind}"
+    for generation in ("", "2")
+    for kind in ("ForConditionalGeneration", "Model")
+)
+GELU = ("gelu_pytorch_tanh", "gelu_new")  # two names of one function
+LAYER_TYPES = ("sliding_attention", "full_attention")
+# Of transformers, where config.json says nothing.
+_THETAS = {1: (1e4, 1e4), 2: (1e4, 1e6)}  # by generation, for LAYER_TYPES
+_PATTERNS = {1: 2, 2: 6}  # every so many layers attend to everything
+_CAPS = {1: (50.0, 30.0), 2: (None, None)}  # on attention's scores and on logits
+_IDS = {
+    "decoder_start_token_id": "bos_token_id",
+    "pad_token_id": "pad_token_id",
+    "eos_token_ids": "eos_token_id",
+}
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+          "head_dim", "sliding_window", "query_pre_attn_scalar")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: frequencies theta ** (-2 i / D), positions divided by `factor`."""
+
+    theta: float
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """The encoder or the decoder, in the names of Hugging Face's config.json."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int  # each serves as many heads of queries
+    head_dim: int
+    layer_types: tuple[str, ...]  # each of LAYER_TYPES
+    sliding_window: int
+    query_pre_attn_scalar: int  # scores are divided by its square root
+    rms_norm_eps: float
+    ropes: tuple[Rope, Rope]  # for LAYER_TYPES
+    attn_logit_softcapping: float | None = None
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(self.layer_types)
+
+    def rope(self, layer_type: str) -> Rope:
+        return self.ropes[LAYER_TYPES.index(layer_type)]
+
+
+@dataclass(frozen=True)
+class T5GemmaConfig:
+    """A T5Gemma's shape."""
+
+    generation: Literal[1, 2]
+    encoder: StackConfig
+    decoder: StackConfig
+    vocab_size: int
+    final_logit_softcapping: float | None = None
+    own_head: bool = False  # whether the output is a matrix of its own, not the embedding
+    decoder_start_token_id: int = 2
+    pad_token_id: int = 0
+    eos_token_ids: tuple[int, ...] = (1,)  # each ends an output; the first is the usual one
+    n_positions: int = 8192  # source tokens that it was made for; more are no error
+    quantization: Quantization | None = None
+
+    # What it is in the names of `T5Config`.
+    gated = True
+    activation: ClassVar[Activation] = "gelu_new"
+
+    @property
+    def d_model(self) -> int:
+        return self.decoder.hidden_size
+
+    @property
+    def d_ff(self) -> int:
+        return self.decoder.intermediate_size
+
+    @property
+    def d_kv(self) -> int:
+        return self.decoder.head_dim
+
+    @property
+    def num_heads(self) -> int:
+        return self.decoder.num_attention_heads
+
+    @property
+    def num_key_heads(self) -> int:
+        return self.decoder.num_key_value_heads
+
+    @property
+    def num_layers(self) -> int:
+        return self.encoder.num_hidden_layers
+
+    @property
+    def num_decoder_layers(self) -> int:
+        return self.decoder.num_hidden_layers
+
+    @property
+    def eos_token_id(self) -> int:
+        return self.eos_token_ids[0]
+
+    def of_draft(self, num_layers: int, d_ff: int) -> T5GemmaConfig:
+        """Return the config of a decoder with so many of this one's layers, of another width."""
+        kept = spread(num_layers, self.num_decoder_layers)
+        types = tuple(self.decoder.layer_types[i] for i in kept)
+        decoder = dataclasses.replace(self.decoder, layer_types=types, intermediate_size=d_ff)
+        return dataclasses.replace(self, decoder=decoder, quantization=None)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> T5GemmaConfig:
+        """Read a config.json; refuse all but a T5Gemma with whole sizes."""
+        generation: Any = T5GEMMA_TYPES[model_type(raw)]
+        check_architectures(raw, ARCHITECTURES)
+        refuse_quantized(raw, "convert the original, with --quantize")
+        encoder, decoder = _section(raw, "encoder"), _section(raw, "decoder")
+        if generation == 2 and "text_config" in encoder:
+            encoder = _section(encoder, "text_config")
+        size = read_size(decoder, "vocab_size")
+        if generation == 2 and encoder.get("hidden_size") != decoder.get("hidden_size"):
+            raise wrong("hidden_size", encoder.get("hidden_size"), "the same in both stacks")
+        ids: dict[str, Any] = {}
+        for ours, name in _IDS.items():
+            value = raw.get(name, decoder.get(name))
+            each = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(i) is int and 0 <= i < size for i in each):
+                raise wrong(name, value, f"an id from 0 to {size - 1}")
+            if each:
+                ids[ours] = tuple(each) if name == "eos_token_id" else each[0]
+        cap = _number(decoder, "final_logit_softcapping", _CAPS[generation][1])
+        return cls(
+            generation=generation,
+            encoder=_stack(encoder, generation),
+            decoder=_stack(decoder, generation),
+            vocab_size=size,
+            **ids,
+            final_logit_softcapping=cap,
+            own_head=not read_flag(raw, "tie_word_embeddings", True),
+            n_positions=read_size(
+                {"max_position_embeddings": 8192, **encoder}, "max_position_embeddings"
+            ),
+            quantization=read_quantization(raw),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contents of a config.json that `from_dict` reads back to an equal config."""
+        sections = {}
+        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            section = dataclasses.asdict(stack)
+            ropes = [
+                {"rope_type": "linear", "rope_theta": rope.theta, "factor": rope.factor}
+                for rope in stack.ropes
+            ]
+            del section["ropes"]
+            section["layer_types"] = [*stack.layer_types]
+            sections[name] = section | {
+                "rope_parameters": dict(zip(LAYER_TYPES, ropes, strict=True)),
+                "num_hidden_layers": stack.num_hidden_layers,
+                "vocab_size": self.vocab_size,
+                "max_position_embeddings": self.n_positions,
+            }
+        sections["decoder"]["final_logit_softcapping"] = self.final_logit_softcapping
+        if self.generation == 2:
+            sections["encoder"] = {"text_config": sections["encoder"]}
+        raw = {
+            "model_type": next(k for k, v in T5GEMMA_TYPES.items() if v == self.generation),
+            **sections,
+            "tie_word_embeddings": not self.own_head,
+            "bos_token_id": self.decoder_start_token_id,
+            "pad_token_id": self.pad_token_id,
+            "eos_token_id": [*self.eos_token_ids],
+        }
+        if self.quantization:
+            raw["quantization"] = dataclasses.asdict(self.quantization)
+        return raw
+
+
+ModelConfig = T5Config | T5GemmaConfig
+
+
+def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = raw.get(name)
+    if not isinstance(section, dict):
+        raise wrong(name, section, "an object with the sizes of that part")
+    return section
+
+
+def _stack(raw: Mapping[str, Any], generation: int) -> StackConfig:
+    sizes = {name: read_size(raw, name) for name in _SIZES}
+    if sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
+        raise wrong(
+            "num_key_value_heads",
+            sizes["num_key_value_heads"],
+            f"a divisor of num_attention_heads, {sizes['num_attention_heads']}",
+        )
+    if sizes["head_dim"] % 2:
+        raise wrong("head_dim", sizes["head_dim"], "an even number")
+    if raw.get("hidden_activation", GELU[0]) not in GELU:
+        raise wrong("hidden_activation", raw["hidden_activation"], GELU[0])
+    if read_flag(raw, "attention_bias", False):
+        raise wrong("attention_bias", True, "false")
+    depth = read_size(raw, "num_hidden_layers", MAX_LAYERS)
+    types = raw.get("layer_types")
+    if types is None:
+        every = raw.get("sliding_window_pattern") or _PATTERNS[generation]
+        types = [LAYER_TYPES[(i + 1) % every == 0] for i in range(depth)]
+    if not isinstance(types, list) or len(types) != depth or not {*types} <= {*LAYER_TYPES}:
+        raise wrong("layer_types", types, f"{depth} times one of {', '.join(LAYER_TYPES)}")
+    cap = _number(raw, "attn_logit_softcapping", _CAPS[generation][0])
+    epsilon = _number(raw, "rms_norm_eps", 1e-6)
+    assert epsilon is not None
+    return StackConfig(
+        **sizes,
+        layer_types=tuple(types),
+        rms_norm_eps=epsilon,
+        ropes=(_rope(raw, generation, 0), _rope(raw, generation, 1)),
+        attn_logit_softcapping=cap if generation == 1 else None,  # as in transformers
+    )
+
+
+def _rope(raw: Mapping[str, Any], generation: int, kind: int) -> Rope:
+    """Read the embedding of layers of that of LAYER_TYPES, as transformers 4 or 5 writes it."""
+    found = raw.get("rope_parameters") or {}
+    if generation == 1:
+        names = {"rope_theta": "rope_theta"}
+        own = found
+    else:
+        names = {"rope_theta": ("rope_local_base_freq", "rope_theta")[kind]}
+        own = found.get(LAYER_TYPES[kind]) or {}
+        if kind == 1:
+            own = {**(raw.get("rope_scaling") or {}), **own}
+    if LAYER_TYPES[kind] in found:
+        own = found[LAYER_TYPES[kind]]
+    how = own.get("rope_type", own.get("type", "default"))
+    if how not in ("default", "linear"):
+        raise wrong("rope_type", how, "default or linear")
+    theta = own.get("rope_theta", raw.get(names["rope_theta"], _THETAS[generation][kind]))
+    factor = own.get("factor", 1.0) if how == "linear" else 1.0
+    for name, value in (("rope_theta", theta), ("factor", factor)):
+        if not isinstance(value, int | float) or not value > 0:
+            raise wrong(name, value, "a positive number")
+    return Rope(float(theta), float(factor))
+
+
+def _number(raw: Mapping[str, Any], name: str, default: float | None) -> float | None:
+    value = raw.get(name, default)
+    if value is not None and (type(value) not in (int, float) or not value > 0):
+        raise wrong(name, value, "a positive number, or null")
+    return None if value is None else float(value)

@@ -1,0 +1,190 @@
+"""T5Gemma and T5Gemma 2 compute what transformers computes, and are stored as it stores them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.checkpoints.inspection import inspect
+from speculative_t5.models import SharingConfig, SharingDraft, T5Gemma, copy_layers
+from speculative_t5.models.config import T5GEMMA_TYPES
+from speculative_t5.models.t5gemma_config import T5GemmaConfig
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import tiny_gemma, tiny_sharing
+from families import STACK, assert_close, reference_logits, write_gemma
+
+UNBALANCED = {"encoder": {"hidden_size": 36, "num_hidden_layers": 4}}
+NO_CAPS = {"final_logit_softcapping": None, "attn_logit_softcapping": None}
+CAPS = {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0}
+PERIODS = {  # of five layers to one, as published, and positions that are scaled
+    "num_hidden_layers": 6,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 3000.0, "factor": 4.0},
+    },
+}
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "1": (1, {"encoder": CAPS, "decoder": CAPS}),
+    "1, unbalanced": (1, {"encoder": UNBALANCED["encoder"] | NO_CAPS, "decoder": NO_CAPS}),
+    "1, another window": (1, {"encoder": {"sliding_window": 4}, "decoder": {"sliding_window": 1}}),
+    "2": (2, {}),
+    "2, another window": (2, {"encoder": {"sliding_window": 4}, "decoder": {"sliding_window": 1}}),
+    "2, scaled": (2, {"encoder": PERIODS, "decoder": PERIODS}),
+}
+
+
+def random_ids(rows: int, length: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(6, 300, (rows, length))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    """Windows are shorter than prompts and outputs, and one prompt is padded."""
+    generation, changes = CASES[case]
+    reference = write_gemma(tmp_path, generation, **changes)
+    model, _ = load(tmp_path, dtype=mx.float32)
+    for length in (1, 3, 24, 300):
+        source, target = random_ids(3, length, length), random_ids(3, 30, 0)
+        source[1, (length + 1) // 2 :] = 0
+        target[:, 0] = 2
+        expected = reference_logits(reference, source, target)
+        assert_close(model(mx.array(source), mx.array(target)), expected)
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_greedy_outputs_and_beams_are_those_of_transformers(
+    generation: int, num_beams: int, tmp_path: Path
+) -> None:
+    import torch
+
+    reference = write_gemma(tmp_path, generation, decoder={"tie_word_embeddings": False})
+    decoder = SpeculativeDecoder.from_pretrained(tmp_path, "lookup", dtype=mx.float32)
+    prompts = [random_ids(1, 1 + i % 17, i)[0].tolist() for i in range(100 // num_beams)]
+    options = {"max_tokens": 12, "num_beams": num_beams, "speculative": num_beams == 1}
+    outputs = decoder.generate_batch(prompts, **options)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([prompt])
+        found = reference.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
+            num_beams=num_beams, decoder_start_token_id=2,
+        )[0, 1:].tolist()  # fmt: skip
+        assert output.tokens == [token for token in found if token > 1], prompt
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_checkpoints_are_converted(generation: int, tmp_path: Path) -> None:
+    """In shards and from one file, to the same bytes; texts, chats and images' weights, too."""
+    reference = write_gemma(tmp_path / "source", generation, shard_size="30KB")
+    write_gemma(tmp_path / "whole", generation)
+    assert len([*(tmp_path / "source").glob("*.safetensors")]) > 1
+    notes: list[str] = []
+    folders = [
+        convert(str(tmp_path / name), tmp_path / f"{name}-out", note=notes.append)
+        for name in ("source", "whole")
+    ]
+    assert all("tensors of images" in note for note in notes)
+    assert len(notes) == (2 if generation == 2 else 0)
+    first, second = ((folder / "weights.npz").read_bytes() for folder in folders)
+    assert first == second
+    found = inspect(str(tmp_path / "source"))
+    assert found.family == ("T5Gemma" if generation == 1 else "T5Gemma 2")
+    images = ("vision_tower", "multi_modal", "eoi_embedding")
+    named = dict(reference.named_parameters())  # each once
+    text = {name: each for name, each in named.items() if not any(i in name for i in images)}
+    assert found.num_parameters == sum(each.numel() for each in text.values())
+    (a, tokenizer), (b, _) = (
+        load(folder, dtype=mx.float32) for folder in (tmp_path / "source", folders[0])
+    )
+    assert a.config == b.config
+    for x, y in zip(*(each.parameters()["decoder"]["layers"] for each in (a, b)), strict=True):
+        assert mx.array_equal(x["self_norm"]["weight"], y["self_norm"]["weight"])
+    ids = tokenizer.encode("The old man sat.")
+    assert ids[0] == 2 and ids[-1] != 1 and tokenizer.decode(ids) == "The old man sat."
+    decoder = SpeculativeDecoder.from_pretrained(folders[0], "lookup", dtype=mx.float32)
+    chat = decoder.encode([{"role": "user", "content": "A dog."}])
+    assert chat[:2] == [2, 4] and chat[-1] == tokenizer.encode("model ")[-1]
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantized_models_stay_close(generation: int, bits: int, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+    write_gemma(tmp_path / "source", generation, encoder=sizes, decoder=sizes)
+    folder = convert(str(tmp_path / "source"), tmp_path / "out", quantize=bits, group_size=32)
+    plain, packed = (load(each, dtype=mx.float32)[0] for each in (tmp_path / "source", folder))
+    source, target = mx.array(random_ids(2, 9, 0)), mx.array(random_ids(2, 9, 1))
+    x, y = plain(source, target), packed(source, target)
+    error = mx.abs(x - y).max() / mx.abs(x).max()
+    assert 0 < error.item() < (0.7 if bits == 4 else 0.1)
+
+
+def test_several_ids_may_end_an_output(tmp_path: Path) -> None:
+    write_gemma(tmp_path / "source", 1)
+    path = tmp_path / "source" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [1, 5]}))
+    folder = convert(str(tmp_path / "source"), tmp_path / "out")
+    for each in (tmp_path / "source", folder):
+        assert load(each)[0].info.eos_token_ids == {1, 5}
+
+
+def config_json(generation: int, **changes: Any) -> dict[str, Any]:
+    kind = next(name for name, each in T5GEMMA_TYPES.items() if each == generation)
+    return {"model_type": kind, "encoder": STACK, "decoder": STACK} | changes
+
+
+def test_a_config_is_read_back() -> None:
+    for generation in (1, 2):
+        config = T5GemmaConfig.from_dict(config_json(generation, eos_token_id=[1, 106]))
+        assert T5GemmaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        assert {name for name, _ in T5Gemma(config).named_modules() if "cross" in name} == (
+            set() if generation == 2 else {
+                f"decoder.layers.{i}.{part}" for i in range(3) for part in (
+                    "cross_norm", "cross_attention", "cross_post_norm", "cross_attention.q",
+                    "cross_attention.kv", "cross_attention.out",
+                )
+            }
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("generation", "changes", "message"),
+    [
+        (1, {"encoder": None}, "encoder in config.json is None, expected an object"),
+        (1, {"decoder": STACK | {"num_key_value_heads": 3}}, "expected a divisor of"),
+        (1, {"decoder": STACK | {"head_dim": 7}}, "head_dim in config.json is 7, expected an even"),
+        (1, {"decoder": STACK | {"hidden_activation": "silu"}}, "'silu', expected gelu_pytorch"),
+        (2, {"decoder": STACK | {"layer_types": ["chunked"] * 3}}, "expected 3 times one of"),
+        (2, {"decoder": STACK | {"hidden_size": 32}}, "expected the same in both stacks"),
+        (2, {"encoder": STACK | {"attention_bias": True}}, "attention_bias .* expected false"),
+        (2, {"encoder": STACK | {"rope_scaling": {"rope_type": "yarn"}}}, "'yarn', expected"),
+        (1, {"eos_token_id": [1, 320]}, "expected an id from 0 to 319"),
+        (1, {"architectures": ["T5GemmaForTokenClassification"]}, "expected one that generates"),
+    ],
+)
+def test_a_config_that_is_not_a_t5gemma_is_refused(
+    generation: int, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        T5GemmaConfig.from_dict(config_json(generation, **changes))
+
+
+@pytest.mark.parametrize("kind", T5GEMMA_TYPES)
+def test_a_sharing_draft_of_all_layers_is_its_target(kind: str) -> None:
+    """Its layers have the windows of those that they are copied from."""
+    target = tiny_gemma(kind, vocab_size=20, layers=4)
+    decoder = SpeculativeDecoder(target, tiny_sharing(target, noise=0.0), num_draft=4)
+    output = decoder.generate([5, 6, 7, 1], max_tokens=30, min_tokens=20)
+    stats = output.stats
+    assert len(output.tokens) >= 20 and stats.num_accepted == stats.num_drafted
+    half = SharingDraft(target, SharingConfig(2, 16))
+    copy_layers(half)
+    for layer, number in zip(half.decoder.layers, (0, 3), strict=True):
+        assert layer.layer_type == target.decoder.layers[number].layer_type
+        assert mx.array_equal(
+            layer.self_norm.weight, target.decoder.layers[number].self_norm.weight
+        )
