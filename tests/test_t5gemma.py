@@ -1,6 +1,7 @@
 """T5Gemma and T5Gemma 2 compute what transformers computes, and are stored as it stores them."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,11 @@ def test_a_config_is_read_back() -> None:
         (2, {"decoder": STACK | {"hidden_size": 32}}, "expected the same in both stacks"),
         (2, {"encoder": STACK | {"attention_bias": True}}, "attention_bias .* expected false"),
         (2, {"encoder": STACK | {"rope_scaling": {"rope_type": "yarn"}}}, "'yarn', expected"),
+        (2, {"encoder": STACK | {"layer_types": [[]] * 3}}, "expected 3 times one of"),
+        (2, {"encoder": STACK | {"sliding_window_pattern": "6"}}, "'6', expected a positive int"),
+        (2, {"decoder": STACK | {"rope_parameters": [1]}}, "expected an object"),
+        (2, {"decoder": STACK | {"rope_theta": "x"}}, "'x', expected a number above 0"),
+        (1, {"decoder": STACK | {"rms_norm_eps": math.inf}}, "inf, expected a number above 0"),
         (1, {"eos_token_id": [1, 320]}, "expected an id from 0 to 319"),
         (1, {"architectures": ["T5GemmaForTokenClassification"]}, "expected one that generates"),
     ],

@@ -29,10 +29,10 @@ ARCHITECTURES = tuple(
     for kind in ("ForConditionalGeneration", "Model")
 )
 GELU = ("gelu_pytorch_tanh", "gelu_new")  # two names of one function
+MAX_NUMBER = 1e15
 LAYER_TYPES = ("sliding_attention", "full_attention")
 # Of transformers, where config.json says nothing.
-_THETAS = {1: (1e4, 1e4), 2: (1e4, 1e6)}  # by generation, for LAYER_TYPES
-_PATTERNS = {1: 2, 2: 6}  # every so many layers attend to everything
+_PATTERNS = {1: 2, 2: 6}  # by generation: every so many layers attend to everything
 _CAPS = {1: (50.0, 30.0), 2: (None, None)}  # on attention's scores and on logits
 _IDS = {
     "decoder_start_token_id": "bos_token_id",
@@ -140,9 +140,9 @@ class T5GemmaConfig:
         generation: Any = T5GEMMA_TYPES[model_type(raw)]
         check_architectures(raw, ARCHITECTURES)
         refuse_quantized(raw, "convert the original, with --quantize")
-        encoder, decoder = _section(raw, "encoder"), _section(raw, "decoder")
+        encoder, decoder = _object(raw, "encoder"), _object(raw, "decoder")
         if generation == 2 and "text_config" in encoder:
-            encoder = _section(encoder, "text_config")
+            encoder = _object(encoder, "text_config")
         size = read_size(decoder, "vocab_size")
         if generation == 2 and encoder.get("hidden_size") != decoder.get("hidden_size"):
             raise wrong("hidden_size", encoder.get("hidden_size"), "the same in both stacks")
@@ -154,7 +154,7 @@ class T5GemmaConfig:
                 raise wrong(name, value, f"an id from 0 to {size - 1}")
             if each:
                 ids[ours] = tuple(each) if name == "eos_token_id" else each[0]
-        cap = _number(decoder, "final_logit_softcapping", _CAPS[generation][1])
+        cap = _cap(decoder, "final_logit_softcapping", _CAPS[generation][1])
         return cls(
             generation=generation,
             encoder=_stack(encoder, generation),
@@ -205,13 +205,6 @@ class T5GemmaConfig:
 ModelConfig = T5Config | T5GemmaConfig
 
 
-def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = raw.get(name)
-    if not isinstance(section, dict):
-        raise wrong(name, section, "an object with the sizes of that part")
-    return section
-
-
 def _stack(raw: Mapping[str, Any], generation: int) -> StackConfig:
     sizes = {name: read_size(raw, name) for name in _SIZES}
     if sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
@@ -229,48 +222,56 @@ def _stack(raw: Mapping[str, Any], generation: int) -> StackConfig:
     depth = read_size(raw, "num_hidden_layers", MAX_LAYERS)
     types = raw.get("layer_types")
     if types is None:
-        every = raw.get("sliding_window_pattern") or _PATTERNS[generation]
+        pattern = {"sliding_window_pattern": _PATTERNS[generation], **raw}
+        every = read_size(pattern, "sliding_window_pattern")
         types = [LAYER_TYPES[(i + 1) % every == 0] for i in range(depth)]
-    if not isinstance(types, list) or len(types) != depth or not {*types} <= {*LAYER_TYPES}:
+    known = isinstance(types, list) and all(each in LAYER_TYPES for each in types)
+    if not known or len(types) != depth:
         raise wrong("layer_types", types, f"{depth} times one of {', '.join(LAYER_TYPES)}")
-    cap = _number(raw, "attn_logit_softcapping", _CAPS[generation][0])
-    epsilon = _number(raw, "rms_norm_eps", 1e-6)
-    assert epsilon is not None
+    cap = _cap(raw, "attn_logit_softcapping", _CAPS[generation][0])
     return StackConfig(
         **sizes,
         layer_types=tuple(types),
-        rms_norm_eps=epsilon,
-        ropes=(_rope(raw, generation, 0), _rope(raw, generation, 1)),
+        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
+        ropes=(_rope(raw, generation, LAYER_TYPES[0]), _rope(raw, generation, LAYER_TYPES[1])),
         attn_logit_softcapping=cap if generation == 1 else None,  # as in transformers
     )
 
 
-def _rope(raw: Mapping[str, Any], generation: int, kind: int) -> Rope:
-    """Read the embedding of layers of that of LAYER_TYPES, as transformers 4 or 5 writes it."""
-    found = raw.get("rope_parameters") or {}
-    if generation == 1:
-        names = {"rope_theta": "rope_theta"}
-        own = found
-    else:
-        names = {"rope_theta": ("rope_local_base_freq", "rope_theta")[kind]}
-        own = found.get(LAYER_TYPES[kind]) or {}
-        if kind == 1:
-            own = {**(raw.get("rope_scaling") or {}), **own}
-    if LAYER_TYPES[kind] in found:
-        own = found[LAYER_TYPES[kind]]
+def _rope(raw: Mapping[str, Any], generation: int, layer_type: str) -> Rope:
+    """Read the embedding of layers of a type, as transformers 4 or 5 writes it."""
+    is_full = layer_type == "full_attention"
+    found = _object(raw, "rope_parameters", optional=True)  # T5Gemma 2's are by type
+    own = _object(found, layer_type) if layer_type in found else found
+    if is_full:
+        own = _object(raw, "rope_scaling", optional=True) | own
     how = own.get("rope_type", own.get("type", "default"))
     if how not in ("default", "linear"):
         raise wrong("rope_type", how, "default or linear")
-    theta = own.get("rope_theta", raw.get(names["rope_theta"], _THETAS[generation][kind]))
-    factor = own.get("factor", 1.0) if how == "linear" else 1.0
-    for name, value in (("rope_theta", theta), ("factor", factor)):
-        if not isinstance(value, int | float) or not value > 0:
-            raise wrong(name, value, "a positive number")
-    return Rope(float(theta), float(factor))
+    old_name = "rope_theta" if is_full or generation == 1 else "rope_local_base_freq"
+    default = 1e6 if is_full and generation == 2 else 1e4
+    theta = _number(own, "rope_theta", _number(raw, old_name, default))
+    return Rope(theta, _number(own, "factor", 1.0) if how == "linear" else 1.0)
 
 
-def _number(raw: Mapping[str, Any], name: str, default: float | None) -> float | None:
-    value = raw.get(name, default)
-    if value is not None and (type(value) not in (int, float) or not value > 0):
-        raise wrong(name, value, "a positive number, or null")
-    return None if value is None else float(value)
+def _object(raw: Mapping[str, Any], name: str, *, optional: bool = False) -> dict[str, Any]:
+    found = raw.get(name)
+    if found is None and optional:
+        return {}
+    if not isinstance(found, dict):
+        raise wrong(name, found, "an object")
+    return found
+
+
+def _number(raw: Mapping[str, Any], name: str, default: float) -> float:
+    value = raw.get(name)
+    if value is None:
+        return default
+    if type(value) not in (int, float) or not 0 < value < MAX_NUMBER:
+        raise wrong(name, value, f"a number above 0 and below {MAX_NUMBER:g}")
+    return float(value)
+
+
+def _cap(raw: Mapping[str, Any], name: str, default: float | None) -> float | None:
+    """Read a cap; null is none."""
+    return None if raw.get(name, default) is None else _number(raw, name, default or 0)
