@@ -25,7 +25,15 @@ from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
 from speculative_t5.decoding import ModelDrafter, Outcome, Plan
 from speculative_t5.generation import GenerationOptions
-from speculative_t5.models import T5, DecoderOnlyModel, T5Config, build
+from speculative_t5.models import (
+    T5,
+    DecoderOnlyModel,
+    EncoderDecoder,
+    T5Config,
+    T5GemmaConfig,
+    build,
+    new_model,
+)
 
 import mlx.core as mx
 import pytest
@@ -262,7 +270,7 @@ def test_replayed_drafts_follow_the_context(kind: str) -> None:
 def test_shapes_are_the_published_ones() -> None:
     """Count parameters, in millions, of models that are never evaluated."""
     models = {s: build(config) for s, config in CAUSAL_SHAPES.items()}
-    models |= {shape: T5(config) for shape, config in SHAPES.items()}
+    models |= {shape: new_model(config) for shape, config in SHAPES.items()}
     millions = {
         shape: round(sum(w.size for _, w in tree_flatten(model.parameters())) / 1e6, 1)
         for shape, model in models.items()
@@ -272,10 +280,14 @@ def test_shapes_are_the_published_ones() -> None:
         "opt-125m": 125.2, "opt-350m": 331.2, "opt-1.3b": 1315.8,
         "qwen3-0.6b": 596.0, "qwen3-1.7b": 1720.6, "qwen3-4b": 4022.5,
         "t5-efficient-tiny": 15.6, "t5-small": 60.5, "t5-base": 222.9, "t5-large": 737.7,
-        "t5-3b": 2851.6,
+        "t5-3b": 2851.6, "t5gemma-b": 591.5, "t5gemma-l": 1241.8, "t5gemma-2b": 5596.9,
+        "t5gemma2-270m": 368.4, "t5gemma2-1b": 1697.8, "t5gemma2-4b": 7089.1,
     }  # fmt: skip
     contexts = {"gpt2-xl": 1024, "opt-350m": 2048, "qwen3-4b": 40960, "t5-base": None}
     assert {shape: context_of(shape) for shape in contexts} == contexts
+
+
+SMALL = ("t5-small", "t5gemma2-270m")  # of encoder-decoders
 
 
 @pytest.fixture
@@ -292,17 +304,21 @@ def small_shapes(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         monkeypatch.setitem(CAUSAL_SHAPES, shape, CAUSAL_SHAPES[shape] | changes)
     monkeypatch.setitem(SHAPES, "t5-small", T5Config(16, 8, 32, 2, 2, 2, vocab_size=60))
+    gemma = SHAPES["t5gemma2-270m"].to_dict()
+    stack = gemma["decoder"] | heads | {d_model: 32, "intermediate_size": 48, "vocab_size": 60}
+    gemma |= {"encoder": stack, "decoder": stack, "eos_token_id": 59}
+    monkeypatch.setitem(SHAPES, "t5gemma2-270m", T5GemmaConfig.from_dict(gemma))
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [("gpt2", mx.bfloat16), *((s, mx.float32) for s in ("opt-350m", "qwen3-0.6b", "t5-small"))],
+    [("gpt2", mx.bfloat16), *((s, mx.float32) for s in [*SMALL, "opt-350m", "qwen3-0.6b"])],
 )
 def test_random_models_do_not_end_and_seldom_repeat(
     small_shapes: None, shape: str, dtype: mx.Dtype
 ) -> None:
     model = random_model(shape, dtype=dtype, seed=1)
-    assert isinstance(model, T5 if shape == "t5-small" else DecoderOnlyModel)
+    assert isinstance(model, EncoderDecoder if shape in SMALL else DecoderOnlyModel)
 
     found, again = (
         dict(tree_flatten(getattr(each, "model", each).parameters()))
@@ -313,7 +329,7 @@ def test_random_models_do_not_end_and_seldom_repeat(
     for prompt in random_prompts(model, 20, 3):
         done = SpeculativeDecoder(model).generate(prompt, max_tokens=40)
         assert done.finish_reason == "length"
-        assert len({*done.tokens}) > 4 or shape == "t5-small"
+        assert len({*done.tokens}) > 4 or shape in SMALL
 
 
 def test_shapes_that_make_no_pair_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,43 @@ from mlx.utils import tree_map_with_path
 from ..cpu import accelerate
 from ..decoding import Draft, Drafter, Groups, ModelInfo, Plan, Round, Session, decode
 from ..generation import GenerationOptions, SpeculativeDecoder
-from ..models import T5, DecoderOnlyModel, T5Config, build
+from ..models import (
+    T5,
+    DecoderOnlyModel,
+    EncoderDecoder,
+    ModelConfig,
+    T5Config,
+    T5GemmaConfig,
+    build,
+    new_model,
+)
 
-SHAPES = {  # d_model, d_kv, d_ff, heads, layers of each stack
+
+def _gemma(generation: int, size: int, d_ff: int, depth: int, *heads: int) -> T5GemmaConfig:
+    num_heads, num_key_heads, head_dim = heads
+    stack = {
+        "hidden_size": size, "intermediate_size": d_ff, "num_hidden_layers": depth,
+        "num_attention_heads": num_heads, "num_key_value_heads": num_key_heads,
+        "head_dim": head_dim, "query_pre_attn_scalar": head_dim,
+        "vocab_size": 256000 if generation == 1 else 262144,
+        "sliding_window": 4096 if generation == 1 else 512,
+    }  # fmt: skip
+    kind = "t5gemma" if generation == 1 else "t5gemma2"
+    return T5GemmaConfig.from_dict({"model_type": kind, "encoder": stack, "decoder": stack})
+
+
+SHAPES: dict[str, ModelConfig] = {  # d_model, d_kv, d_ff, heads, layers of each stack
     "t5-efficient-tiny": T5Config(256, 64, 1024, 4, 4, 4, vocab_size=32128),
     "t5-small": T5Config(512, 64, 2048, 8, 6, 6, vocab_size=32128),
     "t5-base": T5Config(768, 64, 3072, 12, 12, 12, vocab_size=32128),
     "t5-large": T5Config(1024, 64, 4096, 16, 24, 24, vocab_size=32128),
     "t5-3b": T5Config(1024, 128, 16384, 32, 24, 24, vocab_size=32128),
+    "t5gemma-b": _gemma(1, 768, 2048, 12, 12, 12, 64),
+    "t5gemma-l": _gemma(1, 1024, 2816, 24, 16, 16, 64),
+    "t5gemma-2b": _gemma(1, 2304, 9216, 26, 8, 4, 256),
+    "t5gemma2-270m": _gemma(2, 640, 2048, 18, 4, 1, 256),
+    "t5gemma2-1b": _gemma(2, 1152, 6912, 26, 4, 1, 256),
+    "t5gemma2-4b": _gemma(2, 2560, 10240, 34, 8, 4, 256),
 }
 
 
@@ -64,7 +93,7 @@ CAUSAL_SHAPES = {  # entries of config.json
 REPLAYS = 16  # of an output, at most, until it no longer changes
 # Their weights are small: with large ones each token would follow itself.
 EMBEDDINGS = 0.02  # standard deviation of those
-_EMBEDDINGS = ("shared", "wte", "wpe", "embed_tokens", "embed_positions")
+_EMBEDDINGS = ("shared", "encoder_shared", "wte", "wpe", "embed_tokens", "embed_positions")
 
 
 def check_shapes(target: str, draft: str) -> None:
@@ -85,13 +114,14 @@ def context_of(shape: str) -> int | None:
 
 def random_model(
     shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0, embeddings: float = EMBEDDINGS
-) -> T5 | DecoderOnlyModel:
+) -> EncoderDecoder | DecoderOnlyModel:
     """Make a model of a shape with random weights; its outputs mean nothing and do not end.
 
     With large `embeddings` (their standard deviation) each token of a T5's output follows itself.
     """
-    if _family(shape) == "t5":
-        model = T5(SHAPES[shape])
+    _family(shape)  # refused here, if it is none
+    if shape in SHAPES:
+        model = new_model(SHAPES[shape])
         _randomize(model, model.info.eos_token_id, dtype, seed, embeddings)
         accelerate(model)
         return model
@@ -101,7 +131,9 @@ def random_model(
     return DecoderOnlyModel(module, eos_token_id=eos, max_context=cast(int, positions))
 
 
-def random_prompts(model: T5 | DecoderOnlyModel, length: int, count: int) -> list[list[int]]:
+def random_prompts(
+    model: EncoderDecoder | DecoderOnlyModel, length: int, count: int
+) -> list[list[int]]:
     """Make `count` prompts of `length` ids, the same in every run; EOS ends those of a T5 only."""
     size, eos = model.info.vocab_size, model.info.eos_token_id
     ids = [i for i in range(min(100, size // 2), min(30_000, size)) if i != eos]
@@ -113,7 +145,7 @@ def random_prompts(model: T5 | DecoderOnlyModel, length: int, count: int) -> lis
 def _family(shape: str) -> str:
     """Return the name of a shape's vocabulary: "t5" or its model_type."""
     if shape in SHAPES:
-        return "t5"
+        return str(SHAPES[shape].to_dict()["model_type"])
     if shape not in CAUSAL_SHAPES:
         known = ", ".join([*SHAPES, *CAUSAL_SHAPES])
         raise ValueError(f"there is no shape {shape!r}: choose from {known}")
@@ -136,7 +168,7 @@ def _randomize(
                 new[eos] = 0  # never the argmax
         else:
             new = weight.shape[1] ** -0.5 * mx.random.normal(weight.shape)
-            if isinstance(model, T5):
+            if isinstance(model, EncoderDecoder):
                 # Halves the scores of attention: larger ones would turn any rounding into others.
                 new = 0.7 * new if layer in ("qkv", "q", "kv") else new
             else:

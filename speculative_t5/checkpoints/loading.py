@@ -15,6 +15,7 @@ from ..models import (
     EncoderDecoder,
     SharingDraft,
     T5Config,
+    new_model,
     parts_of,
     shard,
     split_of,
@@ -23,7 +24,7 @@ from ..tokenizers import Tokenizer
 from .decoder_only import inspect_decoder_only, load_decoder_only
 from .hub import download, find_cached, flat_name, look_up
 from .model_folder import ModelFolder, find_folder, model_folders
-from .t5 import Checkpoint, new_model, open_checkpoint
+from .t5 import Checkpoint, open_checkpoint
 from .t5_draft import load_draft
 from .tensors import as_mlx
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..device import DefaultType, default_type
-from ..models import T5, EncoderDecoder, ModelConfig, T5Config, T5Gemma, T5GemmaConfig
+from ..models import ModelConfig, T5Config, T5GemmaConfig, new_model
 from . import t5gemma
 from .model_folder import ModelFolder
 from .tensors import Shape, StoredTensor, check_shapes, module_shapes, read_npz
@@ -76,11 +76,6 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
     kind = "T5" if isinstance(config, T5Config) else "T5Gemma"
     check_shapes(path, expected, tensors, kind)
     return Checkpoint(config, tensors, parameters, num_images)
-
-
-def new_model(config: ModelConfig) -> EncoderDecoder:
-    """Make the model of that shape, with random weights."""
-    return T5(config) if isinstance(config, T5Config) else T5Gemma(config)
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:

@@ -19,7 +19,7 @@ from ..bench import synthetic
 from ..checkpoints import dtype_name
 from ..decoding import AdaptiveSchedule, LanguageModel, Plan
 from ..generation import SpeculativeDecoder, steady_width
-from ..models import T5, SharingDraft
+from ..models import EncoderDecoder, SharingDraft, T5GemmaConfig, new_model
 from .checks import NUM_DRAFT, Finding, Subject, dtype_of
 from .environment import memory
 from .outputs import SENTENCES
@@ -125,7 +125,7 @@ def t5_large(subject: Subject) -> Finding:
 def _published(check: str) -> Finding:
     """Measure a random pair, with drafts that are accepted at RATE; the subject has no part."""
     shapes, dtype = PUBLISHED[check], device.default_type().dtype
-    made = [dict(tree_flatten(T5(synthetic.SHAPES[shape]).parameters())) for shape in shapes]
+    made = [dict(tree_flatten(new_model(synthetic.SHAPES[shape]).parameters())) for shape in shapes]
     needed = sum(weight.size for weights in made for weight in weights.values()) * dtype.size
     if needed > MOST_MEMORY * memory():
         reason = f"its weights take {needed / 2**30:.1f} GB, over half of this machine's memory"
@@ -280,15 +280,24 @@ def kernels(model: LanguageModel) -> int:
 
 
 def _narrow(model: LanguageModel) -> LanguageModel:
-    """Return a T5 with as many layers, but narrow, and computed as on a GPU; others as they are."""
+    """Return an encoder-decoder with as many layers, but narrow, and computed as on a GPU.
+
+    Others are returned as they are.
+    """
     if isinstance(model, SharingDraft):
         target = _narrow(model.target)
-        assert isinstance(target, T5)
+        assert isinstance(target, EncoderDecoder)
         return SharingDraft(target, replace(model.own, d_ff=64, draft_vocab=None))
-    if not isinstance(model, T5):
+    if not isinstance(model, EncoderDecoder):
         return model
+    config = model.config
     sizes: dict[str, Any] = {"d_model": 64, "d_kv": 64, "d_ff": 64, "num_heads": 1, "num_layers": 1}
-    return T5(replace(model.config, **sizes, vocab_size=8, quantization=None))
+    if isinstance(config, T5GemmaConfig):
+        heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64}
+        narrow: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, **heads}
+        stacks = ("encoder", config.encoder), ("decoder", config.decoder)
+        sizes = {name: replace(stack, **narrow) for name, stack in stacks}
+    return new_model(replace(config, **sizes, vocab_size=8, quantization=None))
 
 
 def usual(auto: Mapping[str, Any], most: int = 1) -> str:

@@ -32,5 +32,5 @@ from .t5_draft import (
 )
 from .t5_parallel import parts_of, shard, split_of
 from .t5_session import HeadOutput
-from .t5gemma import T5Gemma
+from .t5gemma import T5Gemma, new_model
 from .t5gemma_config import ModelConfig, T5GemmaConfig

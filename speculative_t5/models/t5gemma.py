@@ -14,9 +14,10 @@ import mlx.nn as nn
 
 from ..decoding import ModelInfo
 from .cache import resized, write
+from .config import T5Config
 from .position_bias import for_each_row
-from .t5 import EncoderDecoder, Head, join_heads, quantize, split_heads
-from .t5gemma_config import StackConfig, T5GemmaConfig
+from .t5 import T5, EncoderDecoder, Head, join_heads, quantize, split_heads
+from .t5gemma_config import ModelConfig, StackConfig, T5GemmaConfig
 
 Masks = Mapping[str, mx.array]  # of each type of layer, additive, (B or 1, H or 1, L, T)
 
@@ -355,6 +356,11 @@ class T5Gemma(EncoderDecoder):
     def encode(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
         embedding = self.encoder_shared if "encoder_shared" in self else self.shared
         return self.encoder(_scaled(embedding(tokens)), mask)
+
+
+def new_model(config: ModelConfig) -> EncoderDecoder:
+    """Make a model of that shape, with random weights."""
+    return T5(config) if isinstance(config, T5Config) else T5Gemma(config)
 
 
 def _scaled(x: mx.array) -> mx.array:
