@@ -225,6 +225,6 @@ def test_what_one_kind_of_model_cannot_do_is_refused(call: Call) -> None:
         (("batch", "-", *CAUSAL, "--chat", "--truncate"), "truncate would cut into the chat"),
         ((*CAUSAL, "--draft-model", "correct-small", *prompt), "the target is decoder-only"),
         ((*small, "--draft-model", "causal", *prompt), "is an encoder-decoder, the draft is deco"),
-        ((*small, "--chat", *prompt), "a chat needs a decoder-only model's tokenizer"),
+        ((*small, "--chat", *prompt), "a chat needs a tokenizer with a chat template"),
     ):
         call(*arguments).check_error(message)

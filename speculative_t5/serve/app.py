@@ -211,12 +211,12 @@ class Endpoints(Collector):
         """Return the one prompt of a chat: the messages if the model has a template for them."""
         messages = requests.parse_messages(fields)
         decoder = self._service.decoder
-        if not decoder.model.info.is_decoder_only:
-            return [requests.last_of_user(messages)]
         tokenizer = decoder.tokenizer
-        if not (isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template):
+        if isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template:
+            return [messages]
+        if decoder.model.info.is_decoder_only:
             raise Refused(400, "the model has no chat template: use /v1/completions")
-        return [messages]
+        return [requests.last_of_user(messages)]
 
     async def _answer(
         self, call: Call, answer: Answer, fields: dict[str, Any],

@@ -147,7 +147,7 @@ class PromptEncoder:
     def _chat_tokenizer(self) -> ChatTokenizer:
         if not isinstance(self.tokenizer, ChatTokenizer):
             raise ValueError(
-                "a chat needs a decoder-only model's tokenizer, and this decoder has none: "
+                "a chat needs a tokenizer with a chat template, and this decoder has none: "
                 "leave chat out"
             )
         if not self.tokenizer.has_chat_template:
