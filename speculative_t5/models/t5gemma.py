@@ -110,7 +110,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of the encoder, or of T5Gemma 2's decoder, which has the same parts."""
+    """What all layers have: attention to their own stack, and a feed-forward."""
 
     def __init__(self, config: T5GemmaConfig, stack: StackConfig, layer_type: str) -> None:
         super().__init__()
@@ -127,6 +127,8 @@ class Layer(nn.Module):
         found: mx.array = self.feed_forward_post_norm(self.feed_forward(self.feed_forward_norm(x)))
         return x + found
 
+
+class EncoderLayer(Layer):
     def __call__(self, x: mx.array, masks: Masks) -> mx.array:
         attention, normed = self.self_attention, self.self_norm(x)
         start = mx.zeros(1, dtype=mx.int32)
@@ -158,7 +160,7 @@ class DecoderLayer(Layer):
         """Encoder's memory (B, S, d) -> keys and values (2, B, H / G, `width` or S, D)."""
         return self.cross_attention.source(memory, width)
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self, x: mx.array, step: Step, cache: mx.array | None, source: mx.array
     ) -> tuple[mx.array, mx.array]:
         attention, normed = self.self_attention, self.self_norm(x)
@@ -185,7 +187,7 @@ class MergedDecoderLayer(Layer):
         """Encoder's memory (B, S, d) -> keys and values (2, B, H / G, `width` or S, D)."""
         return self.self_attention.source(memory, width)
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self, x: mx.array, step: Step, cache: mx.array | None, source: mx.array
     ) -> tuple[mx.array, mx.array]:
         attention, normed = self.self_attention, self.self_norm(x)
@@ -205,7 +207,7 @@ class Encoder(nn.Module):
         self.reach = (self.window, self.window)
         if config.generation == 2:
             self.reach = (self.window + 1) // 2 - 1, self.window // 2
-        self.layers = [Layer(config, stack, kind) for kind in stack.layer_types]
+        self.layers = [EncoderLayer(config, stack, kind) for kind in stack.layer_types]
         self.norm = nn.RMSNorm(stack.hidden_size, stack.rms_norm_eps)
 
     def __call__(self, x: mx.array, mask: mx.array | None) -> mx.array:
