@@ -89,7 +89,7 @@ def test_checkpoints_are_converted(generation: int, tmp_path: Path) -> None:
         convert(str(tmp_path / name), tmp_path / f"{name}-out", note=notes.append)
         for name in ("source", "whole")
     ]
-    assert all("tensors of images" in note for note in notes)
+    assert all("tensors for images" in note for note in notes)
     assert len(notes) == (2 if generation == 2 else 0)
     first, second = ((folder / "weights.npz").read_bytes() for folder in folders)
     assert first == second
@@ -156,7 +156,7 @@ def test_a_config_is_read_back() -> None:
 @pytest.mark.parametrize(
     ("generation", "changes", "message"),
     [
-        (1, {"encoder": None}, "encoder in config.json is None, expected an object"),
+        (1, {"encoder": None}, "encoder in config.json is missing, expected an object"),
         (1, {"decoder": STACK | {"num_key_value_heads": 3}}, "expected a divisor of"),
         (1, {"decoder": STACK | {"head_dim": 7}}, "head_dim in config.json is 7, expected an even"),
         (1, {"decoder": STACK | {"hidden_activation": "silu"}}, "'silu', expected gelu_pytorch"),

@@ -106,7 +106,7 @@ def convert(
             "convert what it was made from"
         )
     if checkpoint.num_images:
-        note(f"left out {checkpoint.num_images} tensors of images: this package reads text")
+        note(f"left out {checkpoint.num_images} tensors for images: this package reads text only")
     source.tokenizer()  # refused here, if it does not fit
     config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
     layout = new_layout(config, target or checkpoint.dtypes)

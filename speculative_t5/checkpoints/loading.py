@@ -14,7 +14,6 @@ from ..models import (
     DecoderOnlyModel,
     EncoderDecoder,
     SharingDraft,
-    T5Config,
     new_model,
     parts_of,
     shard,
@@ -169,8 +168,7 @@ def _read(
     checkpoint: Checkpoint, name: str, dtype: mx.Dtype, group: mx.distributed.Group | None
 ) -> mx.array:
     """Read a parameter, or this process's part of it."""
-    config, sources = checkpoint.config, checkpoint.parameters[name]
-    split = split_of(name, config) if isinstance(config, T5Config) else None
+    split, sources = split_of(name, checkpoint.config), checkpoint.parameters[name]
     parts = []
     for source in sources:
         tensor = checkpoint.tensors[source]

@@ -66,8 +66,9 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
         parameters = {name: {name: shapes[name]} for name in tensors | shapes if name in shapes}
     elif isinstance(config, T5GemmaConfig):
         stored = folder.tensors()
-        config, tensors = t5gemma.infer_config(config, stored)
-        num_images = len(stored) - len(t5gemma.of_text(stored))
+        text = t5gemma.of_text(stored)
+        num_images = len(stored) - len(text)
+        config, tensors = t5gemma.infer_config(config, text)
         parameters = dict(t5gemma.plan(config))
     else:
         config, tensors = infer_config(config, folder.tensors())

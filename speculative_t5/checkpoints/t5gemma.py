@@ -32,8 +32,8 @@ def of_text(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 def infer_config(
     config: T5GemmaConfig, tensors: Mapping[str, StoredTensor]
 ) -> tuple[T5GemmaConfig, dict[str, StoredTensor]]:
-    """Leave out tensors that repeat others, as of a tied head, and images."""
-    kept = of_text(tensors)
+    """Leave out what repeats other tensors of `of_text`, as a tied head does."""
+    kept = dict(tensors)
     if not config.own_head:
         kept.pop(HEAD, None)
     if config.generation == 2 and EMBEDDINGS[1] in kept:  # one embedding, by either name

@@ -23,7 +23,7 @@ from ..checkpoints import as_dtype, find_folder, load, name_of_folder, new_folde
 from ..decoding import LanguageModel
 from ..errors import check_utf8, count, decoded, first_line, option, shown
 from ..generation import SpeculativeDecoder
-from ..models import EncoderDecoder, SharingDraft
+from ..models import T5, EncoderDecoder, SharingDraft
 from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder
 from .options import OF_DECODERS, draft_of, in_output, is_given, with_options
 from .terminal import note, visible
@@ -134,8 +134,8 @@ def distill(
     output = output or new_folder(f"{Path(name).name}-draft")
     distilling.check_output(output)
     target, tokenizer = load(model, dtype=dtype)
-    if not isinstance(target, EncoderDecoder) or tokenizer is None:
-        raise ValueError(f"{model} is a decoder-only model, expected a T5 or T5Gemma")
+    if not isinstance(target, T5) or tokenizer is None:
+        raise ValueError(f"{model} is not a T5: drafts are trained for T5 models only")
     distilling.check_options(target, options)
     encoder = PromptEncoder(target, tokenizer, prefix=prefix, max_source_length=max_source_length)
     prompts = distilling.read_data(

@@ -88,7 +88,7 @@ def refuse_quantized(config: Mapping[str, Any], advice: str) -> None:
 
 
 def spread(count: int, total: int) -> list[int]:
-    """Return so many of `total` layers, evenly spaced, the last among them."""
+    """Choose `count` of `total` layers, evenly spaced, the last among them."""
     return (
         [round(i * (total - 1) / (count - 1)) for i in range(count)] if count > 1 else [total - 1]
     )
@@ -194,7 +194,7 @@ class T5Config:
         return self.num_heads
 
     def of_draft(self, num_layers: int, d_ff: int) -> T5Config:
-        """Return the config of a decoder with so many of this one's layers, of another width."""
+        """Return the config of a draft: `num_layers` decoder layers, with `d_ff` units each."""
         return dataclasses.replace(
             self, num_decoder_layers=num_layers, d_ff=d_ff, quantization=None
         )

@@ -123,33 +123,38 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(stack)
         self.feed_forward_post_norm = nn.RMSNorm(size, epsilon)
 
+    def heads(
+        self, x: mx.array, offsets: mx.array, cache: mx.array | None = None
+    ) -> tuple[mx.array, mx.array]:
+        """Return queries of new positions, and keys and values, in the cache if there is one."""
+        attention, normed = self.self_attention, self.self_norm(x)
+        q, kv = attention.queries(normed, offsets), attention.keys_values(normed, offsets)
+        return q, kv if cache is None else write(cache, kv, offsets)
+
     def fed_forward(self, x: mx.array) -> mx.array:
         found: mx.array = self.feed_forward_post_norm(self.feed_forward(self.feed_forward_norm(x)))
         return x + found
 
 
-class EncoderLayer(Layer):
-    def __call__(self, x: mx.array, masks: Masks) -> mx.array:
-        attention, normed = self.self_attention, self.self_norm(x)
-        start = mx.zeros(1, dtype=mx.int32)
-        q, kv = attention.queries(normed, start), attention.keys_values(normed, start)
-        x = x + self.self_post_norm(attention(q, kv, masks[self.layer_type]))
-        return self.fed_forward(x)
-
-
 class Step(NamedTuple):
-    """What the decoder's layers have in common in a pass."""
+    """What the layers of a stack have in common in a pass."""
 
     offsets: mx.array  # position of each row's first query, (B,) or (1,) int32
     masks: Masks
-    padding: mx.array | None  # additive mask of sources, (P, H or 1, L * B / P, T)
+    padding: mx.array | None = None  # additive mask of sources, (P, H or 1, L * B / P, T)
+
+
+class EncoderLayer(Layer):
+    def __call__(self, x: mx.array, step: Step) -> mx.array:
+        q, kv = self.heads(x, step.offsets)
+        found = self.self_attention(q, kv, step.masks[self.layer_type])
+        return self.fed_forward(x + self.self_post_norm(found))
 
 
 class DecoderLayer(Layer):
     """A layer with attention to itself, and then to the encoder's memory (T5Gemma)."""
 
-    def __init__(self, config: T5GemmaConfig, layer_type: str) -> None:
-        stack = config.decoder
+    def __init__(self, config: T5GemmaConfig, stack: StackConfig, layer_type: str) -> None:
         super().__init__(config, stack, layer_type)
         self.cross_norm = nn.RMSNorm(stack.hidden_size, stack.rms_norm_eps)
         memory_size = config.encoder.hidden_size
@@ -163,10 +168,9 @@ class DecoderLayer(Layer):
     def __call__(
         self, x: mx.array, step: Step, cache: mx.array | None, source: mx.array
     ) -> tuple[mx.array, mx.array]:
-        attention, normed = self.self_attention, self.self_norm(x)
-        q, kv = attention.queries(normed, step.offsets), attention.keys_values(normed, step.offsets)
-        kv = kv if cache is None else write(cache, kv, step.offsets)
-        x = x + self.self_post_norm(attention(q, kv, step.masks[self.layer_type]))
+        q, kv = self.heads(x, step.offsets, cache)
+        found = self.self_attention(q, kv, step.masks[self.layer_type])
+        x = x + self.self_post_norm(found)
         # With fewer sources than rows, B / P consecutive rows read one as a single row.
         grouped = self.cross_norm(x).reshape(source.shape[1], -1, x.shape[2])
         q = self.cross_attention.queries(grouped)
@@ -180,9 +184,6 @@ class MergedDecoderLayer(Layer):
     Both give their keys and values by the same matrices, those of the memory without a position.
     """
 
-    def __init__(self, config: T5GemmaConfig, layer_type: str) -> None:
-        super().__init__(config, config.decoder, layer_type)
-
     def read(self, memory: mx.array, width: int | None = None) -> mx.array:
         """Encoder's memory (B, S, d) -> keys and values (2, B, H / G, `width` or S, D)."""
         return self.self_attention.source(memory, width)
@@ -190,23 +191,20 @@ class MergedDecoderLayer(Layer):
     def __call__(
         self, x: mx.array, step: Step, cache: mx.array | None, source: mx.array
     ) -> tuple[mx.array, mx.array]:
-        attention, normed = self.self_attention, self.self_norm(x)
-        q, kv = attention.queries(normed, step.offsets), attention.keys_values(normed, step.offsets)
-        kv = kv if cache is None else write(cache, kv, step.offsets)
+        q, kv = self.heads(x, step.offsets, cache)
         both = mx.concatenate([kv, mx.repeat(source, len(x) // source.shape[1], axis=1)], axis=-2)
-        x = x + self.self_post_norm(attention(q, both, step.masks[self.layer_type]))
-        return self.fed_forward(x), kv
+        found = self.self_attention(q, both, step.masks[self.layer_type])
+        return self.fed_forward(x + self.self_post_norm(found)), kv
 
 
 class Encoder(nn.Module):
     def __init__(self, config: T5GemmaConfig) -> None:
         super().__init__()
         stack = config.encoder
-        self.window = stack.sliding_window
-        # The most that a key may lie behind a query, and ahead of it.
-        self.reach = (self.window, self.window)
+        window = stack.sliding_window
+        self.reach = window, window  # the most that a key may lie behind a query, and ahead of it
         if config.generation == 2:
-            self.reach = (self.window + 1) // 2 - 1, self.window // 2
+            self.reach = (window + 1) // 2 - 1, window // 2
         self.layers = [EncoderLayer(config, stack, kind) for kind in stack.layer_types]
         self.norm = nn.RMSNorm(stack.hidden_size, stack.rms_norm_eps)
 
@@ -219,8 +217,9 @@ class Encoder(nn.Module):
         sliding = full & (ahead >= -behind) & (ahead <= before)
         masks = {"full_attention": full, "sliding_attention": sliding}
         added = {kind: _additive(seen, x.dtype) for kind, seen in masks.items()}
+        step = Step(mx.zeros(1, dtype=mx.int32), added)
         for layer in self.layers:
-            x = layer(x, added)
+            x = layer(x, step)
         memory: mx.array = self.norm(x)
         return memory
 
@@ -242,7 +241,7 @@ class Decoder(nn.Module):
         # MLX's kernel of attention takes a mask for each head, and scores with a cap are composed.
         self.mask_heads = 1 if stack.attn_logit_softcapping else stack.num_attention_heads
         self.head_size = stack.head_dim
-        self.layers = [kind(config, layer_type) for layer_type in stack.layer_types]
+        self.layers = [kind(config, stack, layer_type) for layer_type in stack.layer_types]
         self.norm = nn.RMSNorm(stack.hidden_size, stack.rms_norm_eps)
 
     def padded(self, head_size: int) -> "Decoder":

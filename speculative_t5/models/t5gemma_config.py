@@ -32,7 +32,7 @@ GELU = ("gelu_pytorch_tanh", "gelu_new")  # two names of one function
 MAX_NUMBER = 1e15
 LAYER_TYPES = ("sliding_attention", "full_attention")
 # Of transformers, where config.json says nothing.
-_PATTERNS = {1: 2, 2: 6}  # by generation: every so many layers attend to everything
+_PATTERNS = {1: 2, 2: 6}  # by generation: every second or sixth layer attends to everything
 _CAPS = {1: (50.0, 30.0), 2: (None, None)}  # on attention's scores and on logits
 _IDS = {
     "decoder_start_token_id": "bos_token_id",
@@ -128,7 +128,7 @@ class T5GemmaConfig:
         return self.eos_token_ids[0]
 
     def of_draft(self, num_layers: int, d_ff: int) -> T5GemmaConfig:
-        """Return the config of a decoder with so many of this one's layers, of another width."""
+        """Return the config of a draft: `num_layers` of the decoder's, with `d_ff` units each."""
         kept = spread(num_layers, self.num_decoder_layers)
         types = tuple(self.decoder.layer_types[i] for i in kept)
         decoder = dataclasses.replace(self.decoder, layer_types=types, intermediate_size=d_ff)
@@ -258,6 +258,8 @@ def _object(raw: Mapping[str, Any], name: str, *, optional: bool = False) -> dic
     found = raw.get(name)
     if found is None and optional:
         return {}
+    if found is None:
+        raise ValueError(f"{name} in config.json is missing, expected an object")
     if not isinstance(found, dict):
         raise wrong(name, found, "an object")
     return found
