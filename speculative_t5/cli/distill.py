@@ -135,7 +135,7 @@ def distill(
     distilling.check_output(output)
     target, tokenizer = load(model, dtype=dtype)
     if not isinstance(target, T5) or tokenizer is None:
-        raise ValueError(f"{model} is not a T5: drafts are trained for T5 models only")
+        raise ValueError(f"{model} is not a T5, for which drafts are trained: choose another model")
     distilling.check_options(target, options)
     encoder = PromptEncoder(target, tokenizer, prefix=prefix, max_source_length=max_source_length)
     prompts = distilling.read_data(
