@@ -64,7 +64,7 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, Any]], Any], number: 
     """Change the tensors (torch) in one of a folder's files."""
     from safetensors.torch import load_file, save_file
 
-    path = sorted(folder.glob("model*.safetensors"))[number]
+    path = sorted(folder.glob("*model*.safetensors"))[number]
     tensors = load_file(path)
     change(tensors)
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, path)

@@ -1,7 +1,9 @@
 """Tiny random checkpoints of each family, in each format, made by transformers."""
 
+import contextlib
 import io
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,6 +146,28 @@ def write_gemma(
     model.eval().save_pretrained(folder, max_shard_size=shard_size)
     write_tokenizer(folder, "gemma")
     return model
+
+
+def write_adapter(folder: Path, model: Any, base: Path | str, **options: Any) -> Any:
+    """Save a random adapter for a model (torch); returns the model with that merged into it."""
+    import peft
+    import torch
+
+    chosen: dict[str, Any] = {"r": 4, "lora_alpha": 6, "init_lora_weights": False} | options
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        changed = peft.get_peft_model(model, peft.LoraConfig(**chosen))
+        with torch.no_grad():
+            for name, weight in changed.named_parameters():
+                if "lora" in name or "modules_to_save" in name:
+                    weight.add_(0.1 * torch.randn_like(weight))
+        changed.save_pretrained(folder)
+        path = folder / "adapter_config.json"
+        path.write_text(
+            json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(base)})
+        )
+        return changed.merge_and_unload().eval()
 
 
 def reference_logits(model: Any, source: Any, target: Any) -> np.ndarray:

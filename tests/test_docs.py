@@ -29,6 +29,7 @@ import pytest
 from checkpoints import write_causal
 from commands import caller
 from conftest import REPOSITORY, V1_1, write_checkpoint
+from families import write_adapter
 from local_hub import Hub, use
 from test_build import MODELS
 
@@ -205,8 +206,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
+    """An adapter for the checkpoint."""
+    from transformers import T5ForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("adapter")
+    model = T5ForConditionalGeneration.from_pretrained(checkpoint)
+    write_adapter(folder, model, checkpoint, target_modules=["q", "v"])
+    return folder
+
+
 @pytest.fixture
-def workplace(tmp_path: Path, checkpoint: Path) -> Path:
+def workplace(tmp_path: Path, checkpoint: Path, adapter: Path) -> Path:
     """A folder with the models that the commands name, and nothing else of a user's own."""
     (tmp_path / "weights").mkdir()
     (tmp_path / "docs" / "images").mkdir(parents=True)
@@ -219,6 +231,8 @@ def workplace(tmp_path: Path, checkpoint: Path) -> Path:
     (tmp_path / "prompt.txt").write_text(
         "He go home. And I has lived in this city for ten years.\n"
     )
+    (tmp_path / "prompts.txt").write_text("He go home.\nShe have a apple.\nI is late.\n")
+    shutil.copytree(adapter, tmp_path / "A")
     return tmp_path
 
 

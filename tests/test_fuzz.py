@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from speculative_t5 import load
+from speculative_t5.checkpoints import locate, open_checkpoint
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.tokenizers import load_tokenizer
 
 import pytest
 from checkpoints import END, opened, write_causal
-from families import write_family
+from conftest import edit_json
+from families import write_adapter, write_family, write_gemma
 from messages import complaint
 
 
@@ -28,6 +30,10 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     convert(str(root / "safetensors"), root / "npz")
     write_family(root / "bpe", "codet5", "safetensors")
     write_causal(root / "causal")
+    base = root / "lora" / "base"
+    write_adapter(root / "lora", write_gemma(base, 2), base, target_modules=["q_proj"])
+    edit_json(root / "lora" / "adapter_config.json", base_model_name_or_path=None)
+    write_gemma(root / "gemma", 1)
     (root / "json").mkdir()
     shutil.copy(root / "causal" / "tokenizer.json", root / "json")
     (root / "json" / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
@@ -39,6 +45,12 @@ def open_t5(folder: Path) -> None:
     for tensor in checkpoint.tensors.values():
         list(tensor.blocks())
     checkpoint.config.to_dict()
+
+
+def open_merged(folder: Path) -> None:
+    checkpoint = open_checkpoint(locate(folder / "base", folder))
+    for tensor in checkpoint.tensors.values():
+        list(tensor.blocks())
 
 
 def open_tokenizer(folder: Path) -> None:
@@ -82,6 +94,11 @@ CASES: dict[str, tuple[Callable[[Path], None], int]] = {
     "safetensors/config.json": (open_t5, 30),
     "bin/pytorch_model.bin": (open_t5, 90),
     "old_bin/pytorch_model.bin": (open_t5, 90),
+    "gemma/model.safetensors": (open_t5, 40),
+    "gemma/config.json": (open_t5, 60),
+    "lora/base/config.json": (open_merged, 60),
+    "lora/adapter_config.json": (open_merged, 60),
+    "lora/adapter_model.safetensors": (open_merged, 40),
     "npz/spiece.model": (open_tokenizer, 40),
     "json/tokenizer.json": (open_tokenizer, 60),
     "bpe/vocab.json": (open_tokenizer, 30),
@@ -95,8 +112,9 @@ CASES: dict[str, tuple[Callable[[Path], None], int]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_damaged_files_are_read_or_refused(case: str, originals: Path, tmp_path: Path) -> None:
     opened, count = CASES[case]
-    folder = Path(shutil.copytree((originals / case).parent, tmp_path / "copy"))
-    path = folder / Path(case).name
+    name, _, file = case.partition("/")
+    folder = Path(shutil.copytree(originals / name, tmp_path / "copy"))
+    path = folder / file
     content = path.read_bytes()
     opened(folder)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -13,7 +13,7 @@ from ..models import ModelConfig, Quantization
 from ..tokenizers import TOKENIZER_FILES
 from . import model_folder
 from .hub import download, flat_name, look_up
-from .loading import as_dtype
+from .loading import as_dtype, locate, short_name
 from .model_folder import ModelFolder
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
 from .tasks import TASKS
@@ -32,6 +32,7 @@ def convert(
     model: str,
     output: Path | None = None,
     *,
+    adapter: str | None = None,
     dtype: str | None = None,
     quantize: int | None = None,
     group_size: int = 64,
@@ -48,8 +49,10 @@ def convert(
     converted again. Takes the memory of a few blocks of 1 MB, beside the mapped part of one tensor.
 
     Args:
-        model: Path of a checkpoint or model folder, or name of a repository.
-        output: Folder to write; by default `new_folder` of the model's name.
+        model: Path of a checkpoint or model folder, or name of a repository; or of an adapter,
+            which is merged into the model that it names.
+        output: Folder to write; by default `new_folder` of the model's name, or the adapter's.
+        adapter: A LoRA adapter of PEFT to merge into the model first, see `load`.
         dtype: Type to store: float32, float16 or bfloat16; by default each tensor's own.
         quantize: Bits to quantize matrices to, 4 or 8; by default they are not quantized.
         group_size: Weights that share a scale and a bias: 32, 64 or 128.
@@ -72,20 +75,23 @@ def convert(
             f"a revision is for a repository on the Hub, and {model} is a folder: "
             "leave --revision out"
         )
-    if source:
+    if source and not source.is_adapter:
         source.model_config()  # refused here, if it is
     wanted = Quantization(quantize, group_size) if quantize is not None else None
     target = as_dtype(dtype)
+    named = model if adapter is None else adapter
+    read = [Path(each).resolve() for each in (model, named) if Path(each).is_dir()]
     output = output or model_folder.new_folder(
-        model_folder.name_of_folder(source.path.resolve()) if source else flat_name(model)
+        model_folder.name_of_folder(read[-1]) if Path(named).is_dir() else flat_name(named)
     )
     options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
     made = {"repository": model, "revision": revision, **options}
     exists = ModelFolder(output).is_converted
-    if exists and not force and not source and made.items() <= ModelFolder(output).origin.items():
+    is_same = adapter is None and made.items() <= ModelFolder(output).origin.items()
+    if exists and not force and not source and is_same:
         note(f"{output} exists already, made from {model}; --force converts it again")
         return output
-    if source and output.resolve() in (here := source.path.resolve(), *here.parents):
+    if any(output.resolve() in (here, *here.parents) for here in read):
         raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
     if exists and not force:
         raise ValueError(
@@ -93,12 +99,20 @@ def convert(
         )
     model_folder.check_replaceable(output)
     extra: dict[str, Any] = {}
-    if source is None:
+    if source is None and adapter is None:
         source, files = look_up(model, revision)
-        if wanted:  # refused, if it is, before the download
-            quantized(source.model_config(), wanted)
-        download(model, source, files, note=note)
-        extra["converted_from"] = made | {"commit": source.path.name}
+        if not source.is_adapter:
+            if wanted:  # refused, if it is, before the download
+                quantized(source.model_config(), wanted)
+            download(model, source, files, note=note)
+            extra["converted_from"] = made | {"commit": source.path.name}
+    if source is None or adapter is not None or source.is_adapter:
+        if revision is not None:
+            raise ValueError("a revision does not go with an adapter: leave --revision out")
+        source = locate(source.path.resolve() if source else model, adapter)
+        assert source.adapter is not None
+        merged = {"base": short_name(source.path), "adapter": short_name(source.adapter.path)}
+        extra["converted_from"] = merged | options
     checkpoint = open_checkpoint(source)
     if checkpoint.config.quantization:
         raise ValueError(

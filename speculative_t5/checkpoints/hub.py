@@ -4,12 +4,19 @@ import errno
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import first_line
 from ..tokenizers import has_tokenizer
-from .model_folder import SMALL_FILES, WEIGHTS, ModelFolder, read_index
+from .model_folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    SMALL_FILES,
+    WEIGHTS,
+    ModelFolder,
+    read_index,
+)
 
 TIMEOUT = 10.0  # seconds
 SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is informed
@@ -32,21 +39,30 @@ def look_up(
 ) -> tuple[ModelFolder, list[str] | None]:
     """Return a repository's folder in the cache, without weights, and its files' names.
 
-    They are None without the Hub. With `any_kind` it may be a decoder-only model.
+    They are None without the Hub. It may be an adapter, and with `any_kind` a decoder-only model.
     """
     flat_name(name)
     # Imported here, as it is slow and only this path needs it.
-    from huggingface_hub import hf_hub_download, logging, snapshot_download
+    from huggingface_hub import (
+        hf_hub_download,
+        logging,
+        snapshot_download,
+        try_to_load_from_cache,
+    )
 
     logging.set_verbosity_error()  # _explained reports errors in one line
 
     with _explained(name, revision):
         # Asked first, as the download of a file would be tried for half a minute without a network.
         files = _list_files(name, revision)
-        path = hf_hub_download(
-            name, "config.json", revision=revision, local_files_only=files is None
-        )
+        cached = files is None and isinstance(try_to_load_from_cache(name, ADAPTER_CONFIG), str)
+        listed = set(files or ())
+        is_adapter = cached or (ADAPTER_CONFIG in listed and listed.isdisjoint(WEIGHTS))
+        first = ADAPTER_CONFIG if is_adapter else "config.json"
+        path = hf_hub_download(name, first, revision=revision, local_files_only=files is None)
         folder = ModelFolder(Path(path).parent)
+        if is_adapter:
+            return folder, files
         is_t5 = not (any_kind and folder.kind == "decoder-only")
         if is_t5:
             folder.model_config()  # refused here, if it is
@@ -72,7 +88,7 @@ def download(
     from huggingface_hub import hf_hub_download, snapshot_download
 
     if files is not None:
-        file = next((file for file in WEIGHTS if file in files), None)
+        file = next((file for file in (*WEIGHTS, *ADAPTER_WEIGHTS) if file in files), None)
         if file is None:
             known = (".safetensors", ".bin", ".h5", ".msgpack", ".gguf", ".onnx", ".pt")
             others = sorted(f for f in files if f.endswith(known))
@@ -114,16 +130,16 @@ def download(
 
 def find_cached(name: str) -> Path | None:
     """Return a repository's folder in the cache, if every file that loading needs is there."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import try_to_load_from_cache
 
-    try:
-        config = hf_hub_download(name, "config.json", local_files_only=True)
-        folder = ModelFolder(Path(config).parent)
-        folder.weight_files()
-    except (HFValidationError, LocalEntryNotFoundError, ValueError):
-        return None  # `look_up` will say what is wrong
-    return folder.path if has_tokenizer(folder.path) else None
+    for first in ("config.json", ADAPTER_CONFIG):
+        with suppress(ValueError):  # `look_up` will say what is wrong
+            if isinstance(path := try_to_load_from_cache(name, first), str):
+                folder = ModelFolder(Path(path).parent)
+                folder.weight_files()
+                if folder.is_adapter or has_tokenizer(folder.path):
+                    return folder.path
+    return None
 
 
 def _list_files(name: str, revision: str | None) -> list[str] | None:

@@ -1,6 +1,7 @@
 """Reports what a checkpoint is and what converting it takes, without converting it."""
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,12 +10,14 @@ import mlx.core as mx
 
 from ..decoding import Vocabulary
 from ..device import DefaultType, default_type
+from ..errors import printable
 from ..models import ModelConfig, Quantization, T5Config
 from ..tokenizers import ByteTokenizer, Tokenizer
+from .adapters import Adapter
 from .conversion import new_layout, num_bytes, num_parameters, quantized
 from .decoder_only import inspect_decoder_only
 from .hub import look_up
-from .loading import DTYPES
+from .loading import DTYPES, locate
 from .model_folder import ModelFolder, model_folders
 from .t5 import open_checkpoint
 from .t5_draft import inspect_draft
@@ -65,11 +68,12 @@ class Inspection:
     drafts: list[Listed]
 
 
-def inspect(model: str, *, revision: str | None = None) -> Inspection:
-    """Inspect what `convert` takes; of a repository, its weights are not downloaded."""
+def inspect(model: str, *, adapter: str | None = None, revision: str | None = None) -> Inspection:
+    """Inspect what `convert` takes; weights are downloaded only to merge an adapter into them."""
     kinds: dict[str, mx.Dtype] = {}
-    if Path(model).is_dir():
-        folder = ModelFolder(Path(model))
+    is_here = Path(model).is_dir()
+    if adapter is not None or is_here:
+        folder = locate(Path(model).resolve() if is_here else model, adapter)
         checkpoint = open_checkpoint(folder)
         config, kinds = checkpoint.config, checkpoint.dtypes
         chosen = checkpoint.default_type
@@ -117,6 +121,12 @@ def _find_models() -> list[Listed]:
 
 def _list_model(folder: ModelFolder, size: int) -> Listed:
     path = folder.path
+    if folder.is_adapter:
+        base = Adapter(folder).base or "a model that it does not name"
+        tensors = folder.tensors().values()
+        count = sum(math.prod(tensor.shape) for tensor in tensors)
+        stored = _names(tensor.dtype for tensor in tensors)
+        return Listed(path, f"adapter for {printable(base)}", count, stored, size)
     if folder.kind == "t5-draft":
         target, count = inspect_draft(folder)
         return Listed(path, "draft", count, ("float16",), size, draft_for=target)
@@ -129,6 +139,8 @@ def _list_model(folder: ModelFolder, size: int) -> Listed:
         stored = (f"{config.quantization.bits} bits",)
     count, vocabulary = num_parameters(config), tokenizer.vocabulary
     name, chosen = family(config, tokenizer), checkpoint.default_type
+    if merged := folder.origin.get("adapter"):
+        name += f" with {printable(str(merged))}"
     return Listed(path, name, count, stored, size, chosen, vocabulary=vocabulary)
 
 

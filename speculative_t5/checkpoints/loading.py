@@ -1,5 +1,6 @@
 """`load`: a model and its tokenizer, by path or by name."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any, overload
@@ -9,6 +10,7 @@ import mlx.core as mx
 from .. import device
 from ..cpu import accelerate
 from ..device import DefaultType
+from ..errors import printable
 from ..models import (
     T5,
     DecoderOnlyModel,
@@ -20,9 +22,16 @@ from ..models import (
     split_of,
 )
 from ..tokenizers import Tokenizer
+from .adapters import Adapter
 from .decoder_only import inspect_decoder_only, load_decoder_only
 from .hub import download, find_cached, flat_name, look_up
-from .model_folder import ModelFolder, find_folder, model_folders
+from .model_folder import (
+    ADAPTER_CONFIG,
+    ModelFolder,
+    find_folder,
+    model_folders,
+    name_of_folder,
+)
 from .t5 import Checkpoint, open_checkpoint
 from .t5_draft import load_draft
 from .tensors import as_mlx
@@ -36,6 +45,7 @@ def load(
     *,
     dtype: mx.Dtype | str | None = None,
     group: mx.distributed.Group | None = None,
+    adapter: str | Path | None = None,
 ) -> tuple[EncoderDecoder | DecoderOnlyModel, Tokenizer]: ...
 
 
@@ -54,6 +64,7 @@ def load(
     dtype: mx.Dtype | str | None = None,
     target: EncoderDecoder | DecoderOnlyModel | None = None,
     group: mx.distributed.Group | None = None,
+    adapter: str | Path | None = None,
 ) -> tuple[EncoderDecoder | DecoderOnlyModel | SharingDraft, Tokenizer | None]:
     """Load a model and its tokenizer.
 
@@ -72,6 +83,9 @@ def load(
             target's.
         group: The processes to split a T5 among, see `models.shard`; each reads its part only, and
             the whole of one tensor at a time where a file is our own (.npz).
+        adapter: A LoRA adapter of PEFT for this model, by path or name: its changes are merged into
+            the weights, in float32, as they are read. An adapter alone, in place of the model, is
+            merged into the model that it names.
 
     Raises:
         ValueError: If there is no such folder or name, it is not a whole T5, T5Gemma or
@@ -84,7 +98,7 @@ def load(
     # more still in the first generation, whose threads are at work.
     mx.compile(lambda x: x)(mx.array(0))
     computed = as_dtype(dtype)
-    folder = ModelFolder(locate(name_or_path))
+    folder = locate(name_or_path, adapter)
     if group is not None and group.size() == 1:
         group = None
     if group is not None and folder.kind != "t5":
@@ -122,8 +136,49 @@ def as_dtype(dtype: mx.Dtype | str | None) -> mx.Dtype | None:
     raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
 
 
-def locate(name_or_path: str | Path) -> Path:
-    """Find the folder of a model, or download it; see `load`."""
+def locate(name_or_path: str | Path, adapter: str | Path | None = None) -> ModelFolder:
+    """Find the folder of a model, or download it; see `load`.
+
+    The base of an adapter that is given alone is the one that it names.
+    """
+    folder = ModelFolder(_find(name_or_path))
+    if adapter is None and not folder.is_adapter:
+        return folder
+    changed_by = folder if adapter is None else ModelFolder(_find(adapter))
+    if not changed_by.is_adapter:
+        raise ValueError(f"{adapter} is not an adapter: give a folder with {ADAPTER_CONFIG}")
+    base = Adapter(changed_by).base
+    if adapter is None:
+        if base is None:
+            raise ValueError(
+                f"{name_or_path} is an adapter that names no model: give the model that it was "
+                "trained on, and this as its adapter"
+            )
+        name_or_path = base
+        try:
+            folder = ModelFolder(_find(base))
+        except ValueError as error:
+            error.args = (f"the model of the adapter {changed_by.path} is missing: {error}",)
+            raise
+    names = {name_or_path, folder.path.resolve(), folder.origin.get("repository", "")}
+    if base and short_name(base) not in map(short_name, names):
+        raise ValueError(
+            f"{changed_by.path} is an adapter for {printable(base)}, and the model is "
+            f"{name_or_path}: give {printable(base)} as the model"
+        )
+    if folder.kind != "t5":
+        raise ValueError(f"{folder.path} takes no adapter, as it is no T5 or T5Gemma: give one")
+    return ModelFolder(folder.path, changed_by)
+
+
+def short_name(name_or_path: str | Path) -> str:
+    """Return the last part of a model's name, or of its path, which may be in the Hub's cache."""
+    cached = re.search(r"models--[\w.-]+--([\w.-]+)/snapshots/", str(name_or_path))
+    return cached[1] if cached else name_of_folder(Path(name_or_path))
+
+
+def _find(name_or_path: str | Path) -> Path:
+    """Find a folder of a model or an adapter by its path or name, or download it."""
     if not isinstance(name_or_path, str | Path) or not str(name_or_path):
         raise ValueError(f"a model must be given by its name or path, got {name_or_path!r}")
     if found := find_folder(name_or_path):

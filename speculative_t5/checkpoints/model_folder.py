@@ -35,6 +35,8 @@ CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "convert.py").is_file() else None
 # Names of a Hugging Face checkpoint's weights, in order of preference.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json",
            "pytorch_model.bin", "pytorch_model.bin.index.json")  # fmt: skip
+ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 GENERATION_CONFIG = "generation_config.json"
 SMALL_FILES = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "tokenizer.model")
 BUSY = "another conversion is at work on it: wait for it to end, or choose another --output"
@@ -45,9 +47,13 @@ Kind = Literal["t5", "decoder-only", "t5-draft"]
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder that holds a model, or a draft; its config.json is read once."""
+    """A folder that holds a model, or a draft; its config.json is read once.
+
+    With an adapter it stands for the model that the adapter makes of the one in the folder.
+    """
 
     path: Path
+    adapter: "ModelFolder | None" = None
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -55,11 +61,11 @@ class ModelFolder:
         path = self.path / "config.json"
         if path.is_file():
             return read_json(path, AGAIN)
-        if (self.path / "adapter_config.json").is_file():
-            what = ", but an adapter's settings; merge it into its base model"
-        else:
-            what = "; give the folder that has it"
-        raise ValueError(f"{self.path} is not a model folder: it has no config.json{what}")
+        if self.is_adapter:
+            raise ValueError(f"{self.path} is an adapter: convert it to a model first")
+        raise ValueError(
+            f"{self.path} is not a model folder: it has no config.json; give the folder that has it"
+        )
 
     def setting(self, name: str) -> Any:
         """Return an entry of config.json; None where that cannot be read (`config` says why)."""
@@ -82,6 +88,12 @@ class ModelFolder:
     def is_converted(self) -> bool:
         """Whether its weights are in this package's own form."""
         return (self.path / "weights.npz").is_file()
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it holds what changes another model, and no model."""
+        has_model = self.is_converted or (self.weights and self.weights.name in WEIGHTS)
+        return not has_model and (self.path / ADAPTER_CONFIG).is_file()
 
     @property
     def prefix(self) -> str:
@@ -107,7 +119,7 @@ class ModelFolder:
     @property
     def draft(self) -> str | None:
         """The name of a draft that belongs to the model; never a path."""
-        name = self.setting("draft")
+        name = None if self.adapter else self.setting("draft")
         plain = isinstance(name, str) and name not in ("", "..") and name == Path(name).name
         return name if plain else None
 
@@ -163,7 +175,7 @@ class ModelFolder:
     @property
     def weights(self) -> Path | None:
         """The file of a Hugging Face checkpoint's weights, or their index, if there is one."""
-        paths = (self.path / name for name in WEIGHTS)
+        paths = (self.path / name for name in (*WEIGHTS, *ADAPTER_WEIGHTS))
         return next((path for path in paths if path.is_file()), None)
 
     def weight_files(self) -> list[Path]:
@@ -172,9 +184,14 @@ class ModelFolder:
         if path is None:
             suffixes = (".safetensors", ".bin", ".npz", ".h5", ".msgpack", ".gguf", ".pt", ".ckpt")
             others = sorted(each.name for each in self.path.iterdir() if each.suffix in suffixes)
+            expected = (
+                ADAPTER_WEIGHTS[0]
+                if self.is_adapter
+                else "model.safetensors or pytorch_model.bin, "
+                "or one of them in shards with its index.json"
+            )
             raise ValueError(
-                f"no weights in {self.path}: expected model.safetensors or pytorch_model.bin, or "
-                f"one of them in shards with its index.json, found "
+                f"no weights in {self.path}: expected {expected}, found "
                 f"{', '.join(others[:3]) or 'neither'}; download them, or save the model in that "
                 "form"
             )
@@ -215,9 +232,10 @@ class ModelFolder:
         Training moves nearly all numbers, and so is seen; a few bytes changed by hand may not be.
         """
         digest = hashlib.sha256()
-        for path in sorted(self.path.iterdir()):
+        changes = self.adapter.path.iterdir() if self.adapter else ()
+        for path in (*sorted(self.path.iterdir()), *sorted(changes)):
             weights = path.suffix in (".safetensors", ".npz", ".bin")
-            if path.is_file() and (weights or path.name in SMALL_FILES):
+            if path.is_file() and (weights or path.name in (ADAPTER_CONFIG, *SMALL_FILES)):
                 with path.open("rb") as file:
                     size = os.fstat(file.fileno()).st_size
                     digest.update(f"{path.name} {size}\n".encode())
@@ -282,7 +300,8 @@ def model_folders() -> list[Path]:
     for weights in weights_folders():
         # The home of another user, as in some containers, cannot be read.
         with contextlib.suppress(PermissionError):
-            for path in sorted(config.parent for config in weights.glob("*/config.json")):
+            configs = (*weights.glob("*/config.json"), *weights.glob(f"*/{ADAPTER_CONFIG}"))
+            for path in sorted({config.parent for config in configs}):
                 folder = ModelFolder(path)
                 if folder.is_converted or folder.weights:
                     found.setdefault(path.resolve(), path)

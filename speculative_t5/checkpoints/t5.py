@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ import numpy as np
 from ..device import DefaultType, default_type
 from ..models import ModelConfig, T5Config, T5GemmaConfig, new_model
 from . import t5gemma
+from .adapters import Adapter
 from .model_folder import ModelFolder
 from .tensors import Shape, StoredTensor, check_shapes, module_shapes, read_npz
 
@@ -56,6 +58,9 @@ class Checkpoint:
 
 def open_checkpoint(folder: ModelFolder) -> Checkpoint:
     """Open a model folder or a Hugging Face checkpoint; refuse all but a whole T5 or T5Gemma."""
+    if folder.adapter:
+        base = open_checkpoint(dataclasses.replace(folder, adapter=None))
+        return _merge(base, Adapter(folder.adapter), folder.path)
     config, path, num_images = folder.model_config(), folder.path, 0
     parameters: dict[str, Sources]
     if folder.is_converted:
@@ -69,14 +74,45 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
         text = t5gemma.of_text(stored)
         num_images = len(stored) - len(text)
         config, tensors = t5gemma.infer_config(config, text)
-        parameters = dict(t5gemma.plan(config))
+        parameters = _planned(config)
     else:
         config, tensors = infer_config(config, folder.tensors())
-        parameters = dict(plan(config))
+        parameters = _planned(config)
     expected = {name: shape for each in parameters.values() for name, shape in each.items()}
     kind = "T5" if isinstance(config, T5Config) else "T5Gemma"
     check_shapes(path, expected, tensors, kind)
     return Checkpoint(config, tensors, parameters, num_images)
+
+
+def _planned(config: ModelConfig) -> dict[str, Sources]:
+    """Return the Hugging Face tensors that each parameter consists of."""
+    return dict(plan(config) if isinstance(config, T5Config) else t5gemma.plan(config))
+
+
+def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
+    """Return the model in the folder `path` with what an adapter changes."""
+    config, planned, changes = base.config, _planned(base.config), adapter.changes()
+    if config.quantization:
+        raise ValueError(
+            f"{path} is quantized, and an adapter is merged before that: convert what {path} was "
+            "made from with the adapter"
+        )
+    head = HEAD
+    if isinstance(config, T5GemmaConfig):
+        changes, head = t5gemma.of_text(changes), t5gemma.HEAD
+    tensors = base.tensors
+    if base.parameters.keys() <= tensors.keys():  # converted: of our names, and stacked
+        tensors = {
+            source: tensor
+            for name, sources in planned.items()
+            for source, tensor in zip(sources, tensors[name].split(sources.values()), strict=True)
+        }
+    merged = adapter.merge(tensors, changes, head)
+    config = dataclasses.replace(config, own_head=head in merged)
+    parameters = _planned(config)
+    expected = {name: shape for each in parameters.values() for name, shape in each.items()}
+    check_shapes(adapter.folder.path, expected, merged, "T5")
+    return Checkpoint(config, merged, parameters, base.num_images)
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:

@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from ..models import T5GemmaConfig
 from .tensors import StoredTensor
 
+T = TypeVar("T")
 Sources = Mapping[str, tuple[int, ...]]
 
 # Of images and their place in a text, which this package does not read.
@@ -20,8 +22,8 @@ NORMS = {  # ours and theirs, of parts of a layer
 }
 
 
-def of_text(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors of text by their names in the bare model."""
+def of_text(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Return the tensors of text, or what is done to them, by their names in the bare model."""
     bare = {
         name.removeprefix("model.").replace("encoder.text_model.", "encoder."): tensor
         for name, tensor in tensors.items()

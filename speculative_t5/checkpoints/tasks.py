@@ -7,7 +7,6 @@ from typing import Any
 
 from ..errors import printable, shown
 from .loading import locate
-from .model_folder import ModelFolder
 
 TASKS = "task_specific_params"  # of a config.json
 ALL = "default"  # the task that stands for generation_config.json alone
@@ -46,7 +45,7 @@ def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
         ValueError: If there is no such model or task, or it asks for an option that is not offered.
         OSError: If a file cannot be read.
     """
-    folder = ModelFolder(locate(name_or_path))
+    folder = locate(name_or_path)
     config, raw = folder.config, folder.generation_config
     known = config.get(TASKS)
     tasks: Mapping[str, Any] = known if isinstance(known, dict) else {}

@@ -40,15 +40,29 @@ class StoredTensor:
 
     shape: Shape
     dtype: mx.Dtype
-    read: Callable[[], np.ndarray]  # an array of that shape, mapped where the file allows
+    open: Callable[[], np.ndarray]  # an array of that shape, mapped where the file allows
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.size
 
+    def read(self) -> np.ndarray:
+        """Return its contents as an array."""
+        return self.open()
+
+    def split(self, shapes: Iterable[Shape]) -> Iterator["StoredTensor"]:
+        """Yield parts of those shapes, one below the other."""
+        first = 0
+        for shape in shapes:
+            rows = slice(first, first := first + shape[0])
+            yield StoredTensor(shape, self.dtype, partial(self._rows, rows))
+
+    def _rows(self, rows: slice) -> np.ndarray:
+        return self.open()[rows]
+
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield its contents in order, some rows at a time."""
-        array = np.atleast_1d(self.read())
+        array = np.atleast_1d(self.open())
         rows = max(1, BLOCK_BYTES // max(1, self.nbytes // max(1, len(array))))
         for first in range(0, len(array), rows):
             yield np.ascontiguousarray(array[first : first + rows])

@@ -27,7 +27,7 @@ from ..generation import Generation, process_facts
 from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, Line, Shard
 from . import job, terminal
 from .job import ADVICE, UNDONE, Counts, Output, Record, Requests, process, shown_name
-from .options import DecoderOptions, Keywords, choose, draft_of, with_options
+from .options import DecoderOptions, Keywords, choose, with_options
 from .terminal import note, one_line
 
 MAX_ERRORS_SHOWN = 10  # on standard error
@@ -140,8 +140,9 @@ def batch(
                     "several processes cannot read one pipe: write the prompts to a file, and give "
                     "that"
                 )
-            draft = draft_of(options.model, options.draft_model)
-            facts = process_facts(options.model, draft, dtype=options.dtype)
+            facts = process_facts(
+                options.model, options.draft, dtype=options.dtype, adapter=options.adapter
+            )
             stream.seek(at)
             digest = hashlib.file_digest(cast(BufferedReader, stream), "sha256").hexdigest()
             facts |= {"the options": str(keywords), "the input": f"SHA-256 {digest[:16]}"}

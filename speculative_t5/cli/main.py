@@ -99,9 +99,10 @@ def generate(
         prompt = _read_prompt(asked=prompt == "-")
     example = prompt is None
     if prompt is None:
-        if Path(options.model).name != DEFAULT_MODEL:  # the sentence would mean nothing to it
+        # The sentence would mean nothing to another model.
+        if options.adapter or Path(options.model).name != DEFAULT_MODEL:
             raise ValueError(
-                f"there is no prompt for {options.model}: give one with --prompt or on standard "
+                f"there is no prompt for {options.name}: give one with --prompt or on standard "
                 "input"
             )
         prompt = DEFAULT_PROMPT
@@ -152,6 +153,10 @@ class ConvertOptions:
     keep_wo: bool | None = option(
         None, "Leave the feed-forward's second matrix unquantized.", shown="in gated models"
     )
+    adapter: str | None = option(
+        None,
+        "LoRA adapter of PEFT to merge first: a folder or a name; alone, into the model it names.",
+    )
     output: Path | None = option(
         None,
         "Folder to write.",
@@ -179,6 +184,8 @@ def convert_command(
 ) -> None:
     """Convert a Hugging Face T5 checkpoint to a model folder."""
     given = [name for name in (checkpoint, options.pop("model")) if name is not None]
+    if not given and options["adapter"]:
+        given, options["adapter"] = [options["adapter"]], None
     if len(given) != 1:
         raise ValueError(
             f"convert takes one checkpoint, got {len(given)}: give the path of its folder, or a "
@@ -186,7 +193,8 @@ def convert_command(
         )
     (model,) = given
     if only_inspect:
-        print("\n".join(as_lines(inspect(model, revision=options["revision"]))))
+        inspected = inspect(model, adapter=options["adapter"], revision=options["revision"])
+        print("\n".join(as_lines(inspected)))
         return
     # Not before the first bytes: a refusal stays one line.
     with tqdm(

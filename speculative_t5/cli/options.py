@@ -65,6 +65,11 @@ class DecoderOptions(DraftingOptions):
         DEFAULT_MODEL,
         "Target: a folder, or the name of a model on this machine or on the Hugging Face Hub.",
     )
+    adapter: str | None = in_models(
+        None,
+        "LoRA adapter of PEFT to merge into the model: a folder or a name; alone, into the model "
+        "that it names.",
+    )
     draft_model: str | None = in_models(
         None,
         "Draft: a folder or a name, with the target's tokenizer; or lookup, which needs no model "
@@ -104,16 +109,26 @@ class DecoderOptions(DraftingOptions):
     def load(self, group: mx.distributed.Group | None = None) -> SpeculativeDecoder:
         """Load the models and make a decoder; the processes of a group share the target."""
         check_utf8("--prefix", self.prefix or "")
-        draft = None if self.regular_decode else draft_of(self.model, self.draft_model)
         keywords = self.keywords | {"lookup": self.lookup and not self.regular_decode}
         return SpeculativeDecoder.from_pretrained(
-            self.model, draft, dtype=self.dtype, group=group, **keywords
+            self.model, self.draft, adapter=self.adapter, dtype=self.dtype, group=group, **keywords
         )
+
+    @property
+    def name(self) -> str:
+        """The name of the model for people and clients, who need not see where it lies."""
+        return model_name(self.adapter or self.model)
+
+    @property
+    def draft(self) -> str | None:
+        """The draft that is meant; one that the model names does not fit it with an adapter."""
+        named = self.draft_model if self.adapter else draft_of(self.model, self.draft_model)
+        return None if self.regular_decode else named
 
     @property
     def keywords(self) -> dict[str, Any]:
         """Those for making a decoder of models that are loaded."""
-        loading = ("model", "draft_model", "dtype", "task", "regular_decode")
+        loading = ("model", "adapter", "draft_model", "dtype", "task", "regular_decode")
         return {name: value for name, value in vars(self).items() if name not in loading}
 
 
@@ -124,6 +139,8 @@ def choose(
 
     A beam search decodes plainly; a draft for it is refused.
     """
+    if options.adapter and not is_given(ctx, "model"):
+        options = replace(options, model=options.adapter, adapter=None)
     if options.task is not None:
         found = read_task(options.model, options.task)
         taken = {name: v for name, v in found.options.items() if not is_given(ctx, name)}

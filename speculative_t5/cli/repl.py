@@ -20,7 +20,6 @@ from .options import (
     Keywords,
     choose,
     draft_length,
-    draft_of,
     in_output,
     model_name,
     parsed,
@@ -79,9 +78,8 @@ def repl(
     typed, failed = terminal.is_terminal(sys.stdin), False
     conversation = Conversation(first, settings | keywords, typed=typed)
     if typed:
-        draft = draft_of(options.model, options.draft_model)
-        drafts = f", {model_name(draft)} drafts" if draft else ""
-        note(f"{model_name(options.model)}{drafts}; prefix {first.prefix!r}; "
+        drafts = f", {model_name(options.draft)} drafts" if options.draft else ""
+        note(f"{options.name}{drafts}; prefix {first.prefix!r}; "
              "/help lists the commands, Ctrl-D leaves")  # fmt: skip
     for line in typed_lines(history):
         try:

@@ -21,7 +21,6 @@ from .options import (
     choose,
     in_server,
     is_given,
-    model_name,
     with_options,
 )
 from .terminal import note
@@ -94,7 +93,7 @@ def serve(
     defaults = GenerationOptions(**keywords)
     serving.check_options(defaults)
     settings = serving.Settings(
-        model_name(options.model), defaults, keys, cors_origin or (),
+        options.name, defaults, keys, cors_origin or (),
         local=serving.is_loopback(host), draw_seeds=not is_given(ctx, "seed"),
     )  # fmt: skip
     service = serving.Service(options.load, batch_size=rows, max_queue=max_queue)

@@ -15,7 +15,6 @@ import mlx.core as mx
 
 from .. import __version__, decoding, device
 from ..checkpoints import (
-    ModelFolder,
     as_dtype,
     default_type_of,
     dtype_name,
@@ -145,13 +144,15 @@ class SpeculativeDecoder:
         prefix: str | None = None,
         max_source_length: int | None = None,
         truncate: bool = False,
+        adapter: str | Path | None = None,
         dtype: mx.Dtype | str | None = None,
         group: mx.distributed.Group | None = None,
     ) -> SpeculativeDecoder:
         """Load target and draft from folders, or by names that `load` looks up.
 
-        Without `draft`, it is the one that the target's config.json names, if any; None decodes
-        with the target alone. `dtype` is passed to `load` for both models. With a `group` of
+        Without `draft`, it is the one that the target's config.json names, if any, and if no
+        `adapter` changes the target; None decodes with the target alone. `adapter` and `dtype` are
+        passed to `load`, the latter for both models. With a `group` of
         processes (`mx.distributed.init()`), the target is split among them, and each has the whole
         draft; all must then make the same calls. What they would do is compared before the models
         are loaded.
@@ -166,10 +167,12 @@ class SpeculativeDecoder:
             "max_source_length": max_source_length, "truncate": truncate,
         }  # fmt: skip
         if implied := draft is ...:
-            draft = named_draft(locate(model))
+            target_folder = locate(model, adapter)
+            draft = None if target_folder.adapter else named_draft(target_folder.path)
         if group is not None:
-            ProcessGroup(group).compare(process_facts(model, draft, dtype=dtype, **options))
-        target, tokenizer = load(model, dtype=dtype, group=group)
+            facts = process_facts(model, draft, dtype=dtype, adapter=adapter, **options)
+            ProcessGroup(group).compare(facts)
+        target, tokenizer = load(model, adapter=adapter, dtype=dtype, group=group)
         small: Any = draft
         if draft is not None and draft != "lookup":
             small, _ = load(draft, dtype=dtype, target=target)
@@ -445,15 +448,16 @@ def process_facts(
     draft: str | Path | None,
     *,
     dtype: mx.Dtype | str | None = None,
+    adapter: str | Path | None = None,
     **options: object,
 ) -> dict[str, str]:
     """Return the facts that must be the same in all processes, see `ProcessGroup.compare`."""
     facts = {"the version of speculative_t5": __version__, "the version of MLX": version("mlx")}
-    target = ModelFolder(locate(model))
+    target = locate(model, adapter)
     facts["the type to compute in"] = dtype_name(as_dtype(dtype) or default_type_of(target).dtype)
-    for role, name in (("the target", model), ("the draft", draft)):
-        if name is None or name == "lookup":
-            facts[role] = name or "none"
-        else:
-            facts[role] = f"weights {ModelFolder(locate(name)).digest()}"
+    facts["the target"] = f"weights {target.digest()}"
+    if draft is None or draft == "lookup":
+        facts["the draft"] = str(draft or "none")
+    else:
+        facts["the draft"] = f"weights {locate(draft).digest()}"
     return facts | {name: repr(value) for name, value in options.items()}

@@ -1,0 +1,183 @@
+"""Adapters made by PEFT: low-rank changes of some weights, merged as these are read.
+
+LoRA (arXiv 2106.09685) adds to a weight the product of two narrow matrices, (alpha / r) B A; rsLoRA
+(arXiv 2312.03732) scales it by alpha / sqrt(r), and DoRA (arXiv 2402.09353) then gives each row a
+length of its own.
+"""
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import printable, read_json, shown
+from .model_folder import ADAPTER_CONFIG, ModelFolder
+from .tensors import Shape, StoredTensor, as_mlx, as_numpy
+
+AGAIN = "download or save the adapter again"
+# Settings by which an adapter computes something else than what is merged here.
+NOT_OFFERED = ("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication",
+               "lora_bias", "monteclora_config", "target_parameters", "trainable_token_indices",
+               "use_bdlora", "use_qalora", "velora_config")  # fmt: skip
+# Beginnings that moved a part of the base's weights into the adapter.
+TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
+# A pattern from a file must not take long to match: three repetitions at most, none of a group.
+SAFE = re.compile(r"(?!(.*[*+?{]){4})(?!.*\)[*+?{]).{1,200}")
+EMBEDDING_A, EMBEDDING_B, LENGTHS = "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"
+_PART = re.compile(rf"(.+)\.(lora_A|lora_B|{EMBEDDING_A}|{EMBEDDING_B}|{LENGTHS})(?:\.weight)?")
+
+
+@dataclass
+class Change:
+    """What an adapter does to one weight: puts another one in its place, adds to it, or both."""
+
+    module: str  # the part of the trained model that has the weight
+    whole: StoredTensor | None = None
+    parts: dict[str, StoredTensor] = field(default_factory=dict)  # lora_A (r, columns) and so on
+
+
+@dataclass(frozen=True)
+class Merged(StoredTensor):
+    """A weight (rows, columns), changed in float32 some rows at a time."""
+
+    change: Change
+    scale: float
+
+    def read(self) -> np.ndarray:
+        return np.concatenate([*self.blocks()])
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        stored = self.change.parts.items()
+        parts = {name: _float32(part.read(), part.dtype) for name, part in stored}
+        if EMBEDDING_A in parts:
+            up, down = parts[EMBEDDING_A].T, parts[EMBEDDING_B].T
+        else:
+            up, down = parts["lora_B"], parts["lora_A"]
+        first = 0
+        for block in super().blocks():
+            rows = slice(first, first := first + len(block))
+            made = _float32(block, self.dtype) + self.scale * (up[rows] @ down)
+            if LENGTHS in parts:
+                made *= (parts[LENGTHS][rows] / np.linalg.norm(made, axis=1))[:, None]
+            yield as_numpy(mx.array(made).astype(self.dtype))
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The settings of an adapter in a folder, and how it changes a model."""
+
+    folder: ModelFolder
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The object in adapter_config.json; an adapter that cannot be merged is refused."""
+        config = read_json(self.folder.path / ADAPTER_CONFIG, AGAIN)
+        wrong = [name for name in NOT_OFFERED if config.get(name)]
+        if config.get("peft_type") != "LORA":
+            wrong = ["peft_type"]
+        elif str(config.get("init_lora_weights")).lower().startswith(TAKEN_FROM_BASE):
+            wrong = ["init_lora_weights"]
+        if wrong:
+            raise ValueError(
+                f"{self.folder.path} is an adapter with {wrong[0]} {shown(config.get(wrong[0]))}, "
+                "which is not offered: merge it with PEFT, and save the model"
+            )
+        return config
+
+    @property
+    def base(self) -> str | None:
+        """The name or path of the model that it was trained on, if it says so."""
+        name = self.config.get("base_model_name_or_path")
+        return name if isinstance(name, str) and name else None
+
+    def changes(self) -> dict[str, Change]:
+        """Return what the adapter changes, by the names of weights in the trained model."""
+        found: dict[str, Change] = {}
+        for name, tensor in self.folder.tensors().items():
+            # An embedding is stored whole beside what is added to it.
+            name = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            part = _PART.fullmatch(name)
+            module = part[1] if part else name.rpartition(".")[0]
+            change = found.setdefault(f"{module}.weight" if part else name, Change(module))
+            if part:
+                change.parts[part[2]] = tensor
+            else:
+                change.whole = tensor
+        return found
+
+    def merge(
+        self, tensors: Mapping[str, StoredTensor], changes: Mapping[str, Change], head: str
+    ) -> dict[str, StoredTensor]:
+        """Return the tensors of a base with `changes`, whose names and shapes are checked.
+
+        An output `head` may be new, where that of the base is its embedding.
+        """
+        base = printable(self.base or "the model that it was trained on")
+        if not changes:
+            raise ValueError(f"{self.folder.path} changes nothing in a model of texts: {AGAIN}")
+        merged = dict(tensors)
+        for name, change in changes.items():
+            stored = change.whole or tensors.get(name)
+            if stored is None or name not in (head, *tensors):
+                raise ValueError(
+                    f"{self.folder.path} changes {printable(name)}, which this model does not "
+                    f"have: give {base} as the model"
+                )
+            shapes = {part: tensor.shape for part, tensor in sorted(change.parts.items())}
+            if shapes != (expected := _expected(stored.shape, shapes)):
+                raise ValueError(
+                    f"{self.folder.path} has {shown(shapes)} for {printable(name)}, expected "
+                    f"{shown(expected)}: give {base} as the model"
+                )
+            merged[name] = stored
+            if shapes:
+                rank = next(iter(shapes.values()))[0]
+                scale = self._alpha(change.module) / (
+                    math.sqrt(rank) if self.config.get("use_rslora") else rank
+                )
+                merged[name] = Merged(stored.shape, stored.dtype, stored.open, change, scale)
+        return merged
+
+    @cached_property
+    def _patterns(self) -> list[tuple[re.Pattern[str], Any]]:
+        """Patterns for the names of modules, each with its alpha."""
+        found = self.config.get("alpha_pattern") or {}
+        if isinstance(found, dict) and all(map(SAFE.fullmatch, found)):
+            with contextlib.suppress(re.error):
+                return [(re.compile(rf"(.*\.)?({each})$"), found[each]) for each in found]
+        raise ValueError(
+            f"{self.folder.path / ADAPTER_CONFIG}: alpha_pattern is {shown(found)}, expected names "
+            "or simple patterns, each with a number"
+        )
+
+    def _alpha(self, module: str) -> float:
+        """Return the alpha of the first pattern that fits a module, or else the common one."""
+        common: Any = self.config.get("lora_alpha")
+        found = next((value for each, value in self._patterns if each.match(module)), common)
+        if type(found) not in (int, float) or not math.isfinite(found):
+            raise ValueError(
+                f"{self.folder.path / ADAPTER_CONFIG}: alpha is {shown(found)}, expected a number"
+            )
+        return float(found)
+
+
+def _expected(stored: Shape, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the shapes that parts must have to be added to a weight of a shape."""
+    if not shapes:
+        return {}
+    rank = max((1, *shapes.get("lora_A", shapes.get(EMBEDDING_A, ()))[:1]))
+    rows, columns = stored if len(stored) == 2 else (0, 0)
+    if EMBEDDING_A in shapes:
+        return {EMBEDDING_A: (rank, rows), EMBEDDING_B: (columns, rank)}
+    lengths = {LENGTHS: (rows,)} if LENGTHS in shapes else {}
+    return {"lora_A": (rank, columns), "lora_B": (rows, rank), **lengths}
+
+
+def _float32(array: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
+    return as_numpy(as_mlx(array, dtype).astype(mx.float32))
