@@ -218,7 +218,10 @@ BAD = {
     ("--data", "empty.txt"): "empty.txt has 0 usable prompts in 0 lines",
     ("--data", "long.txt"): "long.txt has 0 usable prompts in 3 lines (3 too long)",
     ("--model", "absent"): "is named 'absent'",
-    ("--model", "causal"): "causal is not a T5, for which drafts are trained: choose another model",
+    (
+        "--model",
+        "causal",
+    ): "causal is no T5 or T5Gemma, for which drafts are trained",
     ("--model", "made"): "made is a draft for target, whose encoder it shares",
     ("--draft-model", "other"): "target and draft must share a tokenizer: the target's has 220",
     ("--start-from", "other"): "other is a whole model, expected a draft that `distill` has made",

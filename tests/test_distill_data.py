@@ -10,11 +10,12 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.distill import Data, Example, Label, label, read_data
 from speculative_t5.distill.labels import _whole_chunks
 from speculative_t5.files import LineFile
-from speculative_t5.tokenizers import ByteTokenizer, PromptEncoder
+from speculative_t5.tokenizers import ByteTokenizer, DecoderOnlyTokenizer, PromptEncoder
 
 import pytest
 from checkpoints import refused
-from conftest import EOS, tiny_model
+from conftest import EOS, tiny_gemma, tiny_model
+from families import write_tokenizer
 
 MODEL = tiny_model(vocab_size=384)
 
@@ -88,6 +89,17 @@ def test_a_completion_ends_at_its_first_eos(tmp_path: Path) -> None:
     data = read_data(file, PromptEncoder(MODEL, tokenizer), tokenizer)
     (given,) = [example for example in data.train + data.valid if example.completion]
     assert given.completion == ids("x")
+
+
+def test_a_completion_for_t5gemma_is_what_it_would_write(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "gemma")
+    tokenizer, file = DecoderOnlyTokenizer(tmp_path), tmp_path / "a.jsonl"
+    file.write_text(as_json({"prompt": "a", "completion": "He goes."}, {"prompt": "b"}))
+    encoder = PromptEncoder(tiny_gemma("t5gemma2", vocab_size=320), tokenizer)
+    data = read_data(file, encoder, tokenizer)
+    (given,) = [example for example in data.train + data.valid if example.completion]
+    assert given.completion == [*tokenizer.encode("He goes.")[1:], EOS]
+    assert given.prompt == tokenizer.encode("a") and given.prompt[0] == 2
 
 
 def test_a_completion_of_other_ids_than_the_targets_is_skipped(tmp_path: Path) -> None:

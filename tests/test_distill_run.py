@@ -28,7 +28,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from checkpoints import refused
-from conftest import EOS, REPOSITORY
+from conftest import EOS, REPOSITORY, tiny_gemma
 from distilling import DATA, SHORT, Stop, Watch, examples, go, labels_of, target
 from messages import check_message
 from test_sharing import TARGETS, make_target
@@ -37,8 +37,11 @@ from test_sharing import TARGETS, make_target
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("quick")]
 
 
-def test_a_draft_learns_and_loads_beside_its_target_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["t5", "t5gemma", "t5gemma2"])
+def test_a_draft_learns_and_loads_beside_its_target_alone(kind: str, tmp_path: Path) -> None:
     output, watch, model = tmp_path / "draft", Watch(), target()
+    if kind != "t5":
+        model = tiny_gemma(kind, vocab_size=20, seed={"t5gemma": 10, "t5gemma2": 5}[kind], layers=2)
     options = replace(SHORT, steps=80, batch_tokens=300, learning_rate=1e-2)
     go(output, watch, options, replace(DATA, train=examples(300, 3)), model)
     losses = [now.loss for now in watch.of("trained")]

@@ -6,20 +6,24 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import ModelDrafter
 from speculative_t5.models import Quantization, SharingConfig, SharingDraft, copy_layers
-from speculative_t5.models.t5 import T5, quantize
+from speculative_t5.models.t5 import EncoderDecoder, quantize
 
 import mlx.core as mx
 import pytest
 from checkpoints import refused
-from conftest import EOS, GREEDY, output_logits, tiny_model, tiny_sharing
+from conftest import EOS, GREEDY, output_logits, tiny_gemma, tiny_model, tiny_sharing
 
 PROMPTS = [[5, 9, 7, 3, EOS], [4, EOS], [12, 13, 6, 2, 8, 9, EOS]]
 TOKENS = [[0, 4, 9, 3], [0, 17, 2, 2], [0, 5, 6, 7]]
 WIDE = {"d_model": 32, "d_kv": 16, "d_ff": 64}
 
 
-def make_target(kind: str) -> T5:
+def make_target(kind: str) -> EncoderDecoder:
     options: dict[str, Any] = {"vocab_size": 20, "layers": 3, "seed": 3}
+    if kind in GEMMAS:
+        gemma = tiny_gemma(kind, **options)
+        gemma.head.cap = 1.0 if kind == "t5gemma" else None  # so low that its lack is seen
+        return gemma
     if kind == "tied":
         return tiny_model(**options, own_head=False, scale_decoder_outputs=True)
     if kind == "quantized":
@@ -32,7 +36,8 @@ def make_target(kind: str) -> T5:
     return model
 
 
-TARGETS = ["plain", "tied", "bias_per_layer", "quantized", "bfloat16"]
+GEMMAS = ("t5gemma", "t5gemma2")
+TARGETS = ["plain", "tied", "bias_per_layer", "quantized", "bfloat16", *GEMMAS]
 
 
 @pytest.mark.parametrize(("layers", "kind"), [*product([1], TARGETS), (2, "plain")])

@@ -23,7 +23,7 @@ from ..checkpoints import as_dtype, find_folder, load, name_of_folder, new_folde
 from ..decoding import LanguageModel
 from ..errors import check_utf8, count, decoded, first_line, option, shown
 from ..generation import SpeculativeDecoder
-from ..models import T5, EncoderDecoder, SharingDraft
+from ..models import EncoderDecoder, SharingDraft
 from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder
 from .options import OF_DECODERS, draft_of, in_output, is_given, with_options
 from .terminal import note, visible
@@ -74,7 +74,8 @@ def distill(
     ctx: typer.Context,
     *,
     model: str = option(
-        MISSING, "Target, a T5: a folder, or the name of one on this machine or on the Hub."
+        MISSING,
+        "Target, a T5 or T5Gemma: a folder, or the name of one on this machine or on the Hub.",
     ),
     data: Path = option(
         MISSING,
@@ -113,7 +114,7 @@ def distill(
     dry_run: bool = in_output(False, "Read the data and describe the run; write nothing."),
     plot: Path | None = in_output(None, "File for a plot of the loss and of tokens per pass."),
 ) -> None:
-    """Train a draft for a T5 from prompts alone.
+    """Train a draft for a T5 or T5Gemma from prompts alone.
 
     The draft learns the target's own outputs. A run that was stopped resumes when the same command
     is run again.
@@ -134,8 +135,10 @@ def distill(
     output = output or new_folder(f"{Path(name).name}-draft")
     distilling.check_output(output)
     target, tokenizer = load(model, dtype=dtype)
-    if not isinstance(target, T5) or tokenizer is None:
-        raise ValueError(f"{model} is not a T5, for which drafts are trained: choose another model")
+    if not isinstance(target, EncoderDecoder) or tokenizer is None:
+        raise ValueError(
+            f"{model} is no T5 or T5Gemma, for which drafts are trained: choose another model"
+        )
     distilling.check_options(target, options)
     encoder = PromptEncoder(target, tokenizer, prefix=prefix, max_source_length=max_source_length)
     prompts = distilling.read_data(

@@ -224,7 +224,7 @@ def main() -> NoReturn:
         ("serve", serve, "Serve a model over HTTP, in OpenAI's protocol."),
         ("models", models, "List the models on this machine, and which drafts fit them."),
         ("convert", convert_command, "Convert a Hugging Face checkpoint."),
-        ("distill", distill, "Train a draft for a T5 from prompts alone."),
+        ("distill", distill, "Train a draft for a T5 or T5Gemma from prompts alone."),
         ("bench", bench, "Measure how fast decoding is on this machine."),
         ("doctor", doctor, "Check on this machine that outputs are right."),
     ):

@@ -1,4 +1,4 @@
-"""`distill`: trains a draft for a T5 from prompts alone.
+"""`distill`: trains a draft for a T5 or T5Gemma from prompts alone.
 
 A run has three stages; each resumes after a kill and gives the same bytes. **Label**: the target
 generates outputs for the prompts, of which some are held out. **Train**: a draft that shares the

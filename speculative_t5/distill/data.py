@@ -170,16 +170,21 @@ class _Reader:
             return "too long"
         if (key := _digest(ids)) in self.seen:
             return "repeated"
-        target = None if completion is None else self.tokenizer.encode(completion)
+        target = None if completion is None else self._target(completion)
         if target is not None:
-            # A completion may name EOS itself.
-            target = target[: target.index(target[-1]) + 1]
             if len(target) > self.max_tokens:
                 return "completion too long"
             if max(target) >= self.encoder.model.info.vocab_size:
                 return "completion out of vocabulary"
         self.seen.add(key)
         return Example(line, ids, target)
+
+    def _target(self, completion: str) -> list[int]:
+        """Return the ids that an output has: up to EOS, which a completion may name itself."""
+        end = self.encoder.model.info.eos_token_id
+        begin = [i for i in self.tokenizer.encode("") if i != end]  # as T5Gemma's prompts have it
+        ids = [*self.tokenizer.encode(completion)[len(begin) :], end]
+        return ids[: ids.index(end) + 1]
 
 
 def _form_of(path: Path) -> Format:

@@ -13,7 +13,7 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..decoding import Sampler, argmax
+from ..decoding import Sampler, argmax, identity
 from ..errors import check_number, check_options, option
 from ..files import replacing
 from ..models import EncoderDecoder, SharingDraft, plain_weight
@@ -113,7 +113,9 @@ class Training:
         def surrogate(decoder: nn.Module) -> tuple[mx.array, float]:
             """Return a scalar with the loss's gradient, and the loss."""
             hidden = last_hidden(self.draft, batch)
-            value, gradient = head_loss(loss, hidden, weight, batch.labels, target_logits, widest)
+            value, gradient = head_loss(
+                loss, hidden, weight, batch.labels, target_logits, widest, target.head.capped
+            )
             count = batch.labels.size
             return (hidden * gradient / count).sum(), value / count
 
@@ -160,6 +162,7 @@ def head_loss(
     labels: mx.array,
     target_logits: Callable[[int, int], mx.array] | None,
     widest: int,
+    capped: Callable[[mx.array], mx.array] = identity,
 ) -> tuple[float, mx.array]:
     """Compute a loss, summed over positions, and its gradient by the draft's last hidden states.
 
@@ -173,6 +176,7 @@ def head_loss(
         labels: The target's tokens, (P,) int32; ids of V and above do not count for "ce".
         target_logits: Returns the target's logits of a range of positions; None for "ce".
         widest: The most logits of a position, of `weight` or `target_logits`.
+        capped: What the target's head does to products with `weight`.
     """
     rows = max(1, LOGITS // widest)
     total, gradients = 0.0, []
@@ -180,7 +184,7 @@ def head_loss(
         last = min(first + rows, hidden.shape[0])
         targets = target_logits(first, last) if target_logits else None
         value, gradient = mx.value_and_grad(loss_sum)(
-            hidden[first:last], loss, weight, labels[first:last], targets
+            hidden[first:last], loss, weight, labels[first:last], targets, capped
         )
         # What is traced, as by a gradient outside of this one, would keep the logits of all.
         gradients.append(np.array(gradient))
@@ -194,6 +198,7 @@ def loss_sum(
     weight: mx.array,
     labels: mx.array,
     target_logits: mx.array | None,
+    capped: Callable[[mx.array], mx.array],
 ) -> mx.array:
     """Return the sum of a loss over positions.
 
@@ -205,10 +210,10 @@ def loss_sum(
     (arXiv 2602.23881). ce+kl: 0.8 of the first and 1.0 of the second (arXiv 2311.00430).
     """
     size = weight.shape[0]
-    logits = hidden @ weight.T
+    logits = capped(hidden @ weight.T)
     log_sum = mx.logsumexp(logits, axis=-1)
     # The label's logit as a product of its own: its gradient is not as wide as the vocabulary.
-    chosen = (hidden * weight[mx.minimum(labels, size - 1)]).sum(-1)
+    chosen = capped((hidden * weight[mx.minimum(labels, size - 1)]).sum(-1))
     cross_entropy = mx.where(labels < size, log_sum - chosen, 0.0).sum()
     if loss == "ce":
         return cross_entropy

@@ -290,6 +290,10 @@ class Head(nn.Module):
         self.scale = scale  # of the hidden states
         self.cap = cap  # logits x are cap * tanh(x / cap)
 
+    def capped(self, logits: mx.array) -> mx.array:
+        """Keep logits within the cap, if there is one."""
+        return logits if self.cap is None else mx.tanh(logits / self.cap) * self.cap
+
     def __call__(
         self, kind: HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
     ) -> mx.array:
@@ -300,8 +304,7 @@ class Head(nn.Module):
         else:
             project = output.as_linear if hasattr(output, "as_linear") else output
             logits = project(x)[..., :size]
-        if self.cap is not None:
-            logits = mx.tanh(logits / self.cap) * self.cap
+        logits = self.capped(logits)
         return logits if kind == "logits" else argmax(logits)
 
 
