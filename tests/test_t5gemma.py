@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from conftest import tiny_gemma, tiny_sharing
 from families import STACK, assert_close, reference_logits, write_gemma
+from serving import started, wait_until
 
 UNBALANCED = {"encoder": {"hidden_size": 36, "num_hidden_layers": 4}}
 NO_CAPS = {"final_logit_softcapping": None, "attn_logit_softcapping": None}
@@ -110,6 +111,24 @@ def test_checkpoints_are_converted(generation: int, tmp_path: Path) -> None:
     decoder = SpeculativeDecoder.from_pretrained(folders[0], "lookup", dtype=mx.float32)
     chat = decoder.encode([{"role": "user", "content": "A dog."}])
     assert chat[:2] == [2, 4] and chat[-1] == tokenizer.encode("model ")[-1]
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_chat_is_served_as_it_is_decoded(generation: int, tmp_path: Path) -> None:
+    """By the command, with the model's own template."""
+    write_gemma(tmp_path / "gemma-it", generation)
+    chat = [{"role": "user", "content": "A dog."}]
+    decoder = SpeculativeDecoder.from_pretrained(tmp_path / "gemma-it", None)
+    expected = decoder.generate(chat, max_tokens=20)
+    options = ("--model", "gemma-it", "--draft-model", "lookup")
+    with started(tmp_path, *options, change="") as (_, client):
+        fields = {"messages": chat, "max_tokens": 20, "speculative_t5": True}
+        wait_until(lambda: client.get("/health").status_code == 200)
+        done = client.post("/v1/chat/completions", json=fields).json()
+        assert done["choices"][0]["message"]["content"] == expected.text
+        assert done["usage"]["prompt_tokens"] == len(decoder.encode(chat))
+        assert done["choices"][0]["speculative_t5"]["stats"]["emitted"] == expected.stats.emitted
+        assert client.get("/v1/models").json()["data"][0]["id"] == "gemma-it"
 
 
 @pytest.mark.parametrize("generation", [1, 2])
