@@ -197,7 +197,7 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (set_config(alpha_pattern={"(": 1}), "alpha_pattern is .*, expected names or"),
     (set_config(alpha_pattern=[1]), r"alpha_pattern is \[1\], expected names"),
     (set_config(base_model_name_or_path=None), "is an adapter that names no model: give the model"),
-    (set_config(base_model_name_or_path="no/base"), "the model of the adapter .* is missing: no"),
+    (set_config(base_model_name_or_path="no/where"), "the model of the adapter .* is missing: no"),
     (set_config(base_model_name_or_path="lora"), "is an adapter: convert it to a model first"),
     (rename("SelfAttention.q", "r"), "r.weight, which this model does not have: give base as"),
     (rename("lora_B", "lora_D"), "has {'lora_A': .*}.* expected .*|lora_D.* does not have: give"),
@@ -230,6 +230,8 @@ def test_an_adapter_for_another_model_is_refused(here: Path) -> None:
     with refused("does not go with an adapter: leave --revision out|--revision"):
         convert(str(here / "lora"), here / "out", revision="main")
     write_gemma(here / "small", 2)
+    edit_json(here / "lora" / ADAPTER_CONFIG, base_model_name_or_path="/some/where/base")
+    assert mx.array_equal(logits("lora"), logits("base", here / "lora"))
     edit_json(here / "lora" / ADAPTER_CONFIG, base_model_name_or_path="some/where/small")
     with refused("changes .*, which this model does not have: give some/where/small as the mod"):
         load("small", adapter="lora")

@@ -154,9 +154,11 @@ def locate(name_or_path: str | Path, adapter: str | Path | None = None) -> Model
                 f"{name_or_path} is an adapter that names no model: give the model that it was "
                 "trained on, and this as its adapter"
             )
-        name_or_path = base
+        # It may have been trained from a folder elsewhere, which is here by its name alone.
+        is_here = find_folder(base) is None and find_folder(short_name(base))
+        name_or_path = short_name(base) if is_here else base
         try:
-            folder = ModelFolder(_find(base))
+            folder = ModelFolder(_find(name_or_path))
         except ValueError as error:
             error.args = (f"the model of the adapter {changed_by.path} is missing: {error}",)
             raise

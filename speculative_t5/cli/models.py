@@ -47,9 +47,9 @@ def as_lines(found: Sequence[Listed]) -> Iterator[str]:
             f"draft for {one_line(model.draft_for)}" if model.draft_for else model.family,
             f"{model.num_parameters / 1e6:,.1f} M",
             ", ".join(model.stored),
-            dtype_name(model.default_type.dtype) if model.default_type else "its target's",
+            dtype_name(model.default_type.dtype) if model.default_type else "the other's type",
             f"{model.size / 1e6:,.1f} MB",
-            "" if model.draft_for else ", ".join(map(one_line, (*model.drafts, "lookup"))),
+            ", ".join(map(one_line, (*model.drafts, "lookup"))) if model.vocabulary else "",
         )
         for model in found
         if model.family
