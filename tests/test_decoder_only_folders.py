@@ -211,12 +211,7 @@ def test_opt_needs_no_mlx_lm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 QWEN3 = SHAPES["qwen3"] | {"vocab_size": 320, "architectures": ["Qwen3ForCausalLM"]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-POSITIVE = (
-    "layer_norm_eps", "layer_norm_epsilon", "query_pre_attn_scalar", "final_logit_softcapping",
-    "embedding_multiplier",
-)  # fmt: skip
 LLAMA3 = YARN | {"rope_type": "llama3"}
-NOT_POSITIVE = (0, -1, float("nan"), float("inf"), "1e-5", True, {})
 
 
 def write(folder: Path, **settings: Any) -> Path:
@@ -230,34 +225,25 @@ def test_context_length() -> None:
     assert max_context({"n_positions": 32, "n_ctx": 16}) == 32
     assert max_context({"text_config": {"max_position_embeddings": 9}}) == 9
     assert max_context({"text_config": [1]}) is None
-    for stored, scaling, expected in ((64, YARN, 256), (256, YARN, 256), (99, LLAMA3, 99)):
+    endless = YARN | {"factor": float("inf")}
+    for stored, scaling, expected in (
+        (64, YARN, 256), (256, YARN, 256), (99, LLAMA3, 99), (64, endless, 64),
+    ):  # fmt: skip
         settings = {"max_position_embeddings": stored, "rope_scaling": scaling}
         assert max_context(settings) == expected
 
 
-def test_senseless_numbers_are_refused(tmp_path: Path) -> None:
+def test_senseless_sizes_are_refused(tmp_path: Path) -> None:
     senseless: list[tuple[str, tuple[Any, ...]]] = [
-        ("rms_norm_eps", (*NOT_POSITIVE, 2.0)),
-        ("rope_theta", (*NOT_POSITIVE, 10**400)),
-        ("partial_rotary_factor", (*NOT_POSITIVE, 1.5)),
-        *((name, NOT_POSITIVE) for name in POSITIVE),
-        ("logit_scale", (float("nan"), float("-inf"))),
         ("head_dim", (0, -1, 2.5, "10", True, 2**31)),
         ("num_key_value_heads", (0, -1, 2.0)),
         ("num_hidden_layers", (0, 10**9)),
         ("max_position_embeddings", (0, -1, float("inf"), 1e9)),
     ]
-    cases = [(name, {name: value}) for name, values in senseless for value in values]
-    for name, value in (
-        ("rope_theta", -1.0), ("factor", 0.0), ("low_freq_factor", float("nan")),
-        ("original_max_position_embeddings", 1e30), ("short_factor", [1.0, float("inf")]),
-        ("mscale", float("nan")),
-    ):  # fmt: skip
-        cases.append((name, {"rope_scaling": YARN | {name: value}}))
-        cases.append((name, {"rope_parameters": YARN | {"full_attention": {name: value}}}))
-    for name, settings in cases:
-        with refused(f"{name} in config.json is .*, expected ", tmp_path):
-            load(write(tmp_path, **settings))
+    for name, values in senseless:
+        for value in values:
+            with refused(f"{name} in config.json is .*, expected ", tmp_path):
+                load(write(tmp_path, **{name: value}))
 
 
 def test_other_configs_are_refused(tmp_path: Path) -> None:
@@ -266,7 +252,6 @@ def test_other_configs_are_refused(tmp_path: Path) -> None:
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]},
          "^(?!.*mlx-lm).*BertForMaskedLM.*expected one of the T5 .*decoder-only"),
         ({"hidden_size": None}, "does not make a qwen3"),
-        ({"num_key_value_heads": 3}, "num_attention_heads in .* is 4, .* multiple of"),
         ({"quantization": True}, "quantization in .* True"),
         ({"quantization_config": {"quant_method": "gptq"}}, "are quantized by gptq"),
         ({"eos_token_id": "</s>"}, "eos_token_id .* '</s>'"),
