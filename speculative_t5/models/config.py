@@ -193,6 +193,10 @@ class T5Config:
         """Heads of keys and values."""
         return self.num_heads
 
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return (self.eos_token_id,)
+
     def of_draft(self, num_layers: int, d_ff: int) -> T5Config:
         """Return the config of a draft: `num_layers` decoder layers, with `d_ff` units each."""
         return dataclasses.replace(

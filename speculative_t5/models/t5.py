@@ -366,16 +366,25 @@ class CompiledModel(nn.Module):
 class EncoderDecoder(CompiledModel):
     """A model with an encoder of its own; a `LanguageModel` by way of `start`.
 
-    A subclass has `config`, `info`, `shared`, `encoder`, `decoder`, `head`, and `lm_head` where the
-    output is not the embedding.
+    A subclass adds `encoder`, `decoder`, `head`, and `lm_head` where the output is not `shared`,
+    the embedding.
     """
 
-    info: ModelInfo
-
-    def __init__(self) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         device.enter_thread()
+        self.config = config
+        ends = frozenset(config.eos_token_ids)
+        self.info = ModelInfo(
+            vocab_size=config.vocab_size,
+            eos_token_id=config.eos_token_id,
+            eos_token_ids=ends,
+            special_tokens=ends | {config.pad_token_id, config.decoder_start_token_id},
+            is_decoder_only=False,
+            max_source_length=config.n_positions,  # positions are relative: more is no error
+        )
         self.broadcast: Broadcast = identity  # where processes share the layers, see `t5_parallel`
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Embed the decoder's tokens: (B, L) int32 -> (B, L, d_model)."""
@@ -430,19 +439,7 @@ class T5(EncoderDecoder):
     config: T5Config
 
     def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.config = config
-        self.info = ModelInfo(
-            vocab_size=config.vocab_size,
-            eos_token_id=config.eos_token_id,
-            eos_token_ids=frozenset({config.eos_token_id}),
-            special_tokens=frozenset(
-                {config.pad_token_id, config.eos_token_id, config.decoder_start_token_id}
-            ),
-            is_decoder_only=False,
-            max_source_length=config.n_positions,  # positions are relative: more is no error
-        )
-        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        super().__init__(config)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         self.head = Head(config.d_model**-0.5 if config.scale_decoder_outputs else 1.0)

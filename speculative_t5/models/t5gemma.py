@@ -12,7 +12,6 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..decoding import ModelInfo
 from .cache import resized, write
 from .config import T5Config
 from .position_bias import for_each_row
@@ -328,26 +327,14 @@ class T5Gemma(EncoderDecoder):
     config: T5GemmaConfig
 
     def __init__(self, config: T5GemmaConfig) -> None:
-        super().__init__()
-        self.config = config
-        ends = frozenset(config.eos_token_ids)
-        self.info = ModelInfo(
-            vocab_size=config.vocab_size,
-            eos_token_id=config.eos_token_id,
-            eos_token_ids=ends,
-            special_tokens=ends | {config.pad_token_id, config.decoder_start_token_id},
-            is_decoder_only=False,
-            max_source_length=config.n_positions,
-        )
-        size = config.decoder.hidden_size
-        self.shared = nn.Embedding(config.vocab_size, size)
+        super().__init__(config)
         if config.generation == 1:
             self.encoder_shared = nn.Embedding(config.vocab_size, config.encoder.hidden_size)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         self.head = Head(cap=config.final_logit_softcapping)
         if config.own_head:
-            self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
+            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.quantization:
             quantize(self, config.quantization)
 
