@@ -16,7 +16,7 @@ from speculative_t5.tokenizers import DecoderOnlyTokenizer
 import mlx.core as mx
 import numpy as np
 import pytest
-from checkpoints import POINTER, SHAPES, refused, write_causal, write_tokenizer
+from checkpoints import SHAPES, refused, write_causal, write_tokenizer
 from conftest import edit_json, tiny_causal
 from families import write_bpe
 from mlx.utils import tree_flatten
@@ -178,7 +178,6 @@ def test_eos_comes_from_the_generation_config_the_model_or_the_tokenizer(folder:
         (lambda f: (f / "tokenizer.json").write_text("{}"), "no tokenizer can be made of"),
         (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": "x"}'),
          "eos_token_id in .*generation_config.json is 'x'"),
-        (lambda f: (f / "tokenizer.json").write_bytes(POINTER), "tokenizer.json is a Git LFS poin"),
     ],
 )  # fmt: skip
 def test_spoiled_folders_are_refused(folder: Path, spoil: Any, message: str) -> None:

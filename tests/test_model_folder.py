@@ -308,8 +308,6 @@ SPOILED: dict[str, list[tuple[Any, str]]] = {
     "converted": [
         (lambda f: (f / "weights.npz").unlink(), "no weights in .*: expected model.safetensors"),
         (lambda f: (f / "weights.npz").write_bytes(POINTER), "npz is a Git LFS pointer.*: run git"),
-        (lambda f: ((f / "spiece.model").unlink(), (f / "tokenizer.json").write_bytes(POINTER)),
-         r"tokenizer\.json is a Git LFS pointer"),
         (lambda f: np.save(f / "a.npy", 1) or (f / "a.npy").rename(f / "weights.npz"), "damaged"),
         (lambda f: np.savez(f / "weights.npz", words=np.array(["these"])), "of floats, found <U5"),
         (flip_a_byte, "weights.npz is truncated or damaged"),

@@ -3,11 +3,9 @@
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ..decoding import Vocabulary
-from ..errors import refuse_pointer
 
 TOKENIZER_FILES = (
     "spiece.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -55,13 +53,6 @@ def as_vocabulary(ids: Mapping[str, int], special: Iterable[int]) -> Vocabulary:
     lines = sorted(f"{i} {piece}" for piece, i in ids.items())
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Vocabulary(len(ids), digest, frozenset(special))
-
-
-def refuse_pointers(folder: Path) -> None:
-    """Refuse a folder where Git LFS has not fetched a tokenizer's files."""
-    for name in (*TOKENIZER_FILES, "tokenizer.model"):
-        if (folder / name).is_file():
-            refuse_pointer(folder / name)
 
 
 def unknown_characters(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..decoding import Vocabulary
 from ..errors import check_utf8, first_line
-from .base import VOCABULARIES, Message, as_vocabulary, refuse_pointers
+from .base import VOCABULARIES, Message, as_vocabulary
 
 # As in pyproject.toml. transformers reads a tokenizer.model with protobuf, chats with jinja2.
 TRANSFORMERS, PROTOBUF, JINJA2 = "transformers>=5", "protobuf>=4", "jinja2>=3.1.6"
@@ -19,14 +19,12 @@ class DecoderOnlyTokenizer:
     """A tokenizer made by transformers from a folder's files; no code in the folder is run."""
 
     def __init__(self, folder: Path) -> None:
-        if not any(
-            (folder / name).is_file() for name in VOCABULARIES
-        ):  # transformers would make an empty tokenizer
+        # transformers would make an empty tokenizer.
+        if not any((folder / name).is_file() for name in VOCABULARIES):
             raise ValueError(
                 f"no tokenizer in {folder}: expected one of {', '.join(VOCABULARIES)}; "
                 "copy it there from the model that this one was tuned from"
             )
-        refuse_pointers(folder)
         self._backend = _read(folder)
         ids: dict[str, int] = self._backend.get_vocab()
         added = self._backend.added_tokens_decoder.items()

@@ -14,7 +14,7 @@ from typing import Any
 from ..decoding import Vocabulary
 from ..errors import first_line, read_json
 from ..models import T5Config
-from .base import VOCABULARIES, as_vocabulary, refuse_pointers
+from .base import VOCABULARIES, as_vocabulary
 
 AGAIN = "download or copy it again"  # ends the messages about damaged files
 REPLACE = "copy the tokenizer that belongs to the model there"
@@ -28,7 +28,6 @@ def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
     Reads tokenizer.json, or else spiece.model, or else vocab.json and merges.txt (codet5). ByT5
     needs none of them: tokenizer_config.json or config.json names ByT5Tokenizer.
     """
-    refuse_pointers(folder)
     tokenizer: T5Tokenizer
     if (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file():
         tokenizer = SentencePieceTokenizer(folder)
