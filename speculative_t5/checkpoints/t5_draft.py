@@ -54,18 +54,8 @@ def load_draft(folder: Path, target: EncoderDecoder | DecoderOnlyModel | None) -
 def save_draft(folder: Path, draft: SharingDraft, name: str, *, files: Iterable[Path] = ()) -> None:
     """Write the folder of a draft, whole or not at all, with copies of `files`.
 
-    Its weights are stored as float16, and refused if they are not finite then. `name` is the
-    target's, for people and messages.
+    Its weights are stored as float16. `name` is the target's, for people and messages.
     """
-    weights = {
-        key: weight.astype(mx.float16) for key, weight in tensors.parameters_of(draft).items()
-    }
-    for key, weight in weights.items():
-        if not mx.isfinite(weight).all().item():
-            raise ValueError(
-                f"{key} of the draft is not finite in float16: train it with a smaller "
-                "--learning-rate"
-            )
     own = {key: value for key, value in asdict(draft.own).items() if value is not None}
     config = {
         "model_type": models.DRAFT_TYPE,
@@ -73,10 +63,10 @@ def save_draft(folder: Path, draft: SharingDraft, name: str, *, files: Iterable[
         "fingerprint": models.sample_weights(draft.target),
         "shares": SHARED,
     }
-    new = [
-        tensors.NewTensor(key, tuple(weight.shape), mx.float16, [tensors.as_numpy(weight)])
-        for key, weight in weights.items()
-    ]
+    new = []
+    for key, weight in tensors.parameters_of(draft).items():
+        half = tensors.as_numpy(weight.astype(mx.float16))
+        new.append(tensors.NewTensor(key, half.shape, mx.float16, [half]))
     write_folder(folder, config | own, new, files)
 
 
