@@ -37,9 +37,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "opt-350m": OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
     "opt-projected": OPT | {"word_embed_proj_dim": 16},
     "opt-post-norm": OPT | {"do_layer_norm_before": False},
-    "opt-no-final-norm": OPT | {"_remove_final_layer_norm": True},
-    "opt-no-biases": OPT | {"enable_bias": False},
-    "opt-plain-norms": OPT | {"layer_norm_elementwise_affine": False},
     "opt-gelu": OPT | {"activation_function": "gelu"},
     "qwen3": QWEN3
     | {"max_position_embeddings": 64, "rope_theta": 5e4, "tie_word_embeddings": True},

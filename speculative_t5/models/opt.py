@@ -36,9 +36,6 @@ class ModelArgs:
     max_position_embeddings: int  # tokens of prompt and output together, at most
     word_embed_proj_dim: int  # of the embedding and head; projected if not the hidden size
     do_layer_norm_before: bool = True  # whether layers normalize inputs, or else sums (350m)
-    remove_final_layer_norm: bool = False  # that comes after the last layer if the above is true
-    enable_bias: bool = True  # of the layers' matrices
-    layer_norm_elementwise_affine: bool = True  # whether norms have weights and biases
     activation_function: Activation = "relu"
 
     @classmethod
@@ -63,9 +60,6 @@ class ModelArgs:
             num_hidden_layers=read_size(config, "num_hidden_layers", MAX_LAYERS),
             word_embed_proj_dim=read_size(config, name),
             do_layer_norm_before=read_flag(config, "do_layer_norm_before", True),
-            remove_final_layer_norm=read_flag(config, "_remove_final_layer_norm", False),
-            enable_bias=read_flag(config, "enable_bias", True),
-            layer_norm_elementwise_affine=read_flag(config, "layer_norm_elementwise_affine", True),
             activation_function=activation,
         )
 
@@ -73,13 +67,13 @@ class ModelArgs:
 class Attention(nn.Module):
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
-        size, bias = args.hidden_size, args.enable_bias
+        size = args.hidden_size
         self.num_heads = args.num_attention_heads
         self.scale = (size // self.num_heads) ** -0.5
-        self.q_proj = nn.Linear(size, size, bias)
-        self.k_proj = nn.Linear(size, size, bias)
-        self.v_proj = nn.Linear(size, size, bias)
-        self.out_proj = nn.Linear(size, size, bias)
+        self.q_proj = nn.Linear(size, size)
+        self.k_proj = nn.Linear(size, size)
+        self.v_proj = nn.Linear(size, size)
+        self.out_proj = nn.Linear(size, size)
 
     def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
         batch, length, _ = x.shape
@@ -102,10 +96,10 @@ class DecoderLayer(nn.Module):
         self.norm_before = args.do_layer_norm_before
         self.activation = ACTIVATIONS[args.activation_function]
         self.self_attn = Attention(args)
-        self.self_attn_layer_norm = _norm(args)
-        self.fc1 = nn.Linear(args.hidden_size, args.ffn_dim, args.enable_bias)
-        self.fc2 = nn.Linear(args.ffn_dim, args.hidden_size, args.enable_bias)
-        self.final_layer_norm = _norm(args)
+        self.self_attn_layer_norm = nn.LayerNorm(args.hidden_size)
+        self.fc1 = nn.Linear(args.hidden_size, args.ffn_dim)
+        self.fc2 = nn.Linear(args.ffn_dim, args.hidden_size)
+        self.final_layer_norm = nn.LayerNorm(args.hidden_size)
 
     def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
         if self.norm_before:
@@ -133,8 +127,8 @@ class Decoder(nn.Module):
         if embedded != size:
             self.project_in = nn.Linear(embedded, size, bias=False)
             self.project_out = nn.Linear(size, embedded, bias=False)
-        if args.do_layer_norm_before and not args.remove_final_layer_norm:
-            self.final_layer_norm = _norm(args)
+        if args.do_layer_norm_before:
+            self.final_layer_norm = nn.LayerNorm(size)
         self.layers = [DecoderLayer(args) for _ in range(args.num_hidden_layers)]
 
     def __call__(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
@@ -181,7 +175,3 @@ class Model(nn.Module):
             for name, weight in weights.items()
         }
         return {name: weight for name, weight in named.items() if name not in NO_PARAMETERS}
-
-
-def _norm(args: ModelArgs) -> nn.LayerNorm:
-    return nn.LayerNorm(args.hidden_size, affine=args.layer_norm_elementwise_affine)
