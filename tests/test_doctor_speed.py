@@ -2,15 +2,13 @@
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 from speculative_t5 import device
 from speculative_t5.bench import Run, synthetic
 from speculative_t5.checkpoints import dtype_name
 from speculative_t5.cli import doctor as command
 from speculative_t5.decoding import Outcome
-from speculative_t5.distill import DistillOptions, new_draft
-from speculative_t5.doctor import Check, Finding, Subject, speed, tiny
+from speculative_t5.doctor import Check, Finding, Subject, speed
 from speculative_t5.models import T5, T5Config
 
 import mlx.core as mx
@@ -51,32 +49,6 @@ def test_the_number_of_tokens_to_draft_follows_from_costs() -> None:
     assert costs(0.2, 1.0, 1.0).speedup(0.5, 2) == pytest.approx(1.75 / 1.4)
     assert costs(0.9, 1.0, 2.0).best(0.6) == 1
     assert costs(0.9, 1.0, 2.0).speedup(0.6, 1) < 1
-
-
-class Pass:
-    """A model whose pass launches six kernels: a write counts twice, and a view not at all."""
-
-    info = Mock(eos_token_id=1)
-
-    def start(self, prompts: Any) -> Any:
-        return self, [[0]]
-
-    def step_argmax(self, tokens: mx.array) -> mx.array:
-        x = mx.exp(mx.zeros((1, 1, 64, 64)))
-        written = mx.slice_update(x, x[:, :, :1] + x[:, :, 1:2], tokens.reshape(1) + 1, axes=[2])
-        return mx.fast.scaled_dot_product_attention(x.reshape(x.shape), written, written, scale=1.0)
-
-
-def test_kernels_are_counted() -> None:
-    """As many for each layer, whatever the sizes, and also where the C parts compute the layers."""
-    assert speed.kernels(Pass()) == 6, "an exponential, two sums, a write in two parts, attention"
-    one, two, three = (
-        speed.kernels(tiny.t5(num_decoder_layers=n, d_model=32 * n)) for n in (1, 2, 3)
-    )
-    assert 10 <= two - one == three - two <= 20
-    assert speed.kernels(tiny.ready(tiny.family("opt"))) > 10
-    assert 20 <= speed.kernels(tiny.ready(tiny.family("t5gemma2"))) / 2 <= 40
-    assert speed.kernels(new_draft(tiny.t5(), DistillOptions(layers=1))) == one
 
 
 def test_random_pairs_accept_as_often_as_asked_in_any_type(
@@ -162,10 +134,9 @@ def test_a_block_for_an_issue_has_every_section(
         ratio = details["pass_seconds"][length] / details["pass_seconds"]["1"]
         assert times == f"{ratio:.2f}"
     (head, ours, theirs), = found.values()  # fmt: skip
-    assert len(head) == len(ours) == len(theirs) == 12
-    assert ours[4] == str(details["pass_kernels"])
-    assert ours[8] == f"{details['measured_speedup']:.2f}"
-    assert ours[11].split(", ") == [*details["auto"]["rounds"]][:3]
+    assert len(head) == len(ours) == len(theirs) == 10
+    assert ours[6] == f"{details['measured_speedup']:.2f}"
+    assert ours[9].split(", ") == [*details["auto"]["rounds"]][:3]
     assert "Left out: tiny:tiny: its weights take 99 GB." in done.out.splitlines()
     done = call("doctor", "--report", "--only", "t5_large")
     assert tables(done.out).keys() == {"machine", "check"} and "Left out" in done.out

@@ -9,17 +9,24 @@ with the best number of drafted tokens. It is an upper bound: no chip reaches it
 host takes no time.
 """
 
+import io
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
+from unittest.mock import patch
 
 from speculative_t5.bench.synthetic import SHAPES
 from speculative_t5.checkpoints.inspection import ways
 from speculative_t5.checkpoints.t5 import parameter_shapes
-from speculative_t5.doctor.speed import kernels, tokens_per_round
-from speculative_t5.models import ModelConfig, T5Config, new_model
+from speculative_t5.decoding import LanguageModel
+from speculative_t5.doctor.speed import tokens_per_round
+from speculative_t5.models import ModelConfig, T5Config, T5GemmaConfig, new_model
 
+import mlx.core as mx
 from simulated_devices import Curve, launches, mac_in_steps, mac_of_two_kernels
 
 ITEM = 2  # bytes of a number in 16 bits
@@ -27,6 +34,11 @@ SOURCE = 256  # tokens of a prompt, whose keys and values each pass reads
 FITS = 0.7  # share of memory that weights may take
 TWO = ("M2 Max", "M4 Max")  # chips of T5Gemma's table
 LENGTHS = (*range(17), 20, 24, 32, 40, 48, 63)  # tokens to draft
+# Operations that launch nothing: they only change how an array is read.
+VIEWS = {
+    "AsStrided", "Broadcast", "BroadcastAxes", "ExpandDims", "Flatten", "Full", "Reshape", "Slice",
+    "Split", "Squeeze", "StopGradient", "Transpose", "Unflatten",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,45 @@ def step_bytes(config: ModelConfig) -> int:
 
 @cache
 def launched(config: ModelConfig) -> int:
-    return kernels(new_model(config))
+    """Count the kernels of a pass over one token, by a narrow model with as many layers."""
+    sizes: dict[str, Any] = {"d_model": 64, "d_kv": 64, "d_ff": 64, "num_heads": 1, "num_layers": 1}
+    if isinstance(config, T5GemmaConfig):
+        heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64}
+        narrow: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, **heads}
+        stacks = ("encoder", config.encoder), ("decoder", config.decoder)
+        sizes = {name: replace(stack, **narrow) for name, stack in stacks}
+    return kernels(new_model(replace(config, **sizes, vocab_size=8)))
+
+
+def kernels(model: LanguageModel) -> int:
+    """Count the kernels that a pass over one token launches on a GPU, from its graph.
+
+    Operations that are not views launch one; a write at an offset that only the device knows also
+    computes where. Attention, normalization and rotation are taken for one each, as in MLX's
+    kernels for the usual sizes; the mask is left out. What mx.compile fuses is counted unfused.
+    """
+
+    def one(x: mx.array, *others: Any, **_: Any) -> Any:
+        return mx.depends(x, [each for each in others if isinstance(each, mx.array)])
+
+    names = ("rms_norm", "layer_norm", "rope", "scaled_dot_product_attention")
+    replaced: dict[str, Any] = dict.fromkeys(names, one)
+    graph = io.StringIO()
+    mx.disable_compile()
+    try:
+        with patch.multiple(mx.fast, **replaced):
+            session, ((*_, last),) = model.start([[model.info.eos_token_id]])
+            token = mx.array([[last]], dtype=mx.int32)
+            mx.eval(session.step_argmax(token))  # now there are caches
+            mx.export_to_dot(graph, session.step_argmax(token))
+    finally:
+        mx.enable_compile()
+    found = Counter(re.findall(r'label ?= ?"([A-Za-z0-9]+)', graph.getvalue()))
+    return sum(
+        count * (2 if name == "DynamicSliceUpdate" else 1)
+        for name, count in found.items()
+        if name not in VIEWS
+    )
 
 
 def seconds(chip: Chip, config: ModelConfig) -> float:

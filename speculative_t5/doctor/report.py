@@ -9,9 +9,7 @@ from .speed import LENGTHS, PUBLISHED, RATE, as_ms, usual
 NOTES = f"""\
 Passes and steps: the shortest of several, interleaved. Speeds: medians of whole outputs, encoding
 included; with K = {NUM_DRAFT} tokens drafted a round, and as "auto" chooses (most frequent first).
-Random pairs: a drafted token is accepted with a chance of {RATE}. Kernels are those that a step
-launches on a GPU, counted in the graph of a pass that is not compiled and not measured: operations
-that are not views, and twice a write at an offset that only the device knows."""
+Random pairs: a drafted token is accepted with a chance of {RATE}."""
 
 
 def as_markdown(pair: str, findings: Sequence[Finding], seconds: float) -> str:
@@ -77,17 +75,16 @@ def _curves(speeds: Mapping[str, Mapping[str, Any]]) -> Iterable[Sequence[object
 
 def _speeds(speeds: Mapping[str, Mapping[str, Any]]) -> str:
     head = (
-        "target and draft", "type", "draft's step, ms", "its kernels", "kernels of a plain pass",
-        "accepted", "plain, tokens/s", f"K = {NUM_DRAFT}, tokens/s", "times plain",
-        "auto, tokens/s", "times plain", "auto drafts",
+        "target and draft", "type", "draft's step, ms", "accepted", "plain, tokens/s",
+        f"K = {NUM_DRAFT}, tokens/s", "times plain", "auto, tokens/s", "times plain", "auto drafts",
     )  # fmt: skip
     rows = (
         (
-            name, found["dtype"], as_ms(found["draft_step_seconds"]), found["draft_step_kernels"],
-            found["pass_kernels"], f"{found['acceptance']:.2f}",
-            f"{found['plain_tokens_per_second']:.1f}", f"{found['tokens_per_second']:.1f}",
-            f"{found['measured_speedup']:.2f}", f"{found['auto']['tokens_per_second']:.1f}",
-            f"{found['auto']['speedup']:.2f}", usual(found["auto"], 3),
+            name, found["dtype"], as_ms(found["draft_step_seconds"]),
+            f"{found['acceptance']:.2f}", f"{found['plain_tokens_per_second']:.1f}",
+            f"{found['tokens_per_second']:.1f}", f"{found['measured_speedup']:.2f}",
+            f"{found['auto']['tokens_per_second']:.1f}", f"{found['auto']['speedup']:.2f}",
+            usual(found["auto"], 3),
         )
         for name, found in speeds.items()
     )  # fmt: skip

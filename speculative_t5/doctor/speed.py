@@ -1,15 +1,12 @@
 """The check `speed`: what passes cost here, and how many tokens to draft; and published shapes."""
 
-import io
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -17,9 +14,9 @@ from mlx.utils import tree_flatten
 from .. import bench, device
 from ..bench import synthetic
 from ..checkpoints import dtype_name
-from ..decoding import AdaptiveSchedule, LanguageModel, Plan
+from ..decoding import AdaptiveSchedule, Plan
 from ..generation import SpeculativeDecoder, steady_width
-from ..models import EncoderDecoder, SharingDraft, T5GemmaConfig, new_model
+from ..models import new_model
 from .checks import NUM_DRAFT, Finding, Subject, dtype_of
 from .environment import memory
 from .outputs import SENTENCES
@@ -41,12 +38,6 @@ PROMPTS, SOURCE, TOKENS, RATE = 2, 64, 64, 0.8  # of random pairs
 MOST_MEMORY = 0.5  # share of the machine's memory that their weights may take
 MOST_SECONDS = 0.2  # for a pass over one token: all takes a few hundred times as long
 SURE = 20.0  # size of their embeddings: each token follows itself, however a pass is rounded
-
-# Operations that launch nothing: they only change how an array is read.
-VIEWS = {
-    "AsStrided", "Broadcast", "BroadcastAxes", "ExpandDims", "Flatten", "Full", "Reshape", "Slice",
-    "Split", "Squeeze", "StopGradient", "Transpose", "Unflatten",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -224,8 +215,6 @@ def _measured(
         "dtype": dtype_name(dtype_of(decoder.model)),
         "pass_seconds": {str(length): seconds for length, seconds in costs.passes.items()},
         "draft_step_seconds": costs.step,
-        "pass_kernels": kernels(decoder.model),
-        "draft_step_kernels": kernels(decoder.draft) if decoder.draft else 0,
         "acceptance": acceptance(turns[-1]["drafted"]),
         "plain_tokens_per_second": speeds[bench.PLAIN],
         "tokens_per_second": speeds["drafted"],
@@ -246,58 +235,6 @@ def acceptance(runs: Iterable[bench.Run]) -> float:
             accepted += kept
             tested += kept + (kept < drafted)
     return accepted / tested if tested else 0.0
-
-
-def kernels(model: LanguageModel) -> int:
-    """Count the kernels that a pass over one token launches on a GPU, from its graph.
-
-    Operations that are not views launch one; a write at an offset that only the device knows also
-    computes where. Attention, normalization and rotation are taken for one each, as in MLX's
-    kernels for the usual sizes; the mask is left out. What mx.compile fuses is counted unfused.
-    """
-
-    def one(x: mx.array, *others: Any, **_: Any) -> Any:
-        return mx.depends(x, [each for each in others if isinstance(each, mx.array)])
-
-    names = ("rms_norm", "layer_norm", "rope", "scaled_dot_product_attention")
-    replaced: dict[str, Any] = dict.fromkeys(names, one)
-    plain, graph = _narrow(model), io.StringIO()
-    mx.disable_compile()
-    try:
-        with patch.multiple(mx.fast, **replaced):
-            session, ((*_, last),) = plain.start([[plain.info.eos_token_id]])
-            token = mx.array([[last]], dtype=mx.int32)
-            mx.eval(session.step_argmax(token))  # now there are caches
-            mx.export_to_dot(graph, session.step_argmax(token))
-    finally:
-        mx.enable_compile()
-    found = Counter(re.findall(r'label ?= ?"([A-Za-z0-9]+)', graph.getvalue()))
-    return sum(
-        count * (2 if name == "DynamicSliceUpdate" else 1)
-        for name, count in found.items()
-        if name not in VIEWS
-    )
-
-
-def _narrow(model: LanguageModel) -> LanguageModel:
-    """Return an encoder-decoder with as many layers, but narrow, and computed as on a GPU.
-
-    Others are returned as they are.
-    """
-    if isinstance(model, SharingDraft):
-        target = _narrow(model.target)
-        assert isinstance(target, EncoderDecoder)
-        return SharingDraft(target, replace(model.own, d_ff=64, draft_vocab=None))
-    if not isinstance(model, EncoderDecoder):
-        return model
-    config = model.config
-    sizes: dict[str, Any] = {"d_model": 64, "d_kv": 64, "d_ff": 64, "num_heads": 1, "num_layers": 1}
-    if isinstance(config, T5GemmaConfig):
-        heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64}
-        narrow: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, **heads}
-        stacks = ("encoder", config.encoder), ("decoder", config.decoder)
-        sizes = {name: replace(stack, **narrow) for name, stack in stacks}
-    return new_model(replace(config, **sizes, vocab_size=8, quantization=None))
 
 
 def usual(auto: Mapping[str, Any], most: int = 1) -> str:
