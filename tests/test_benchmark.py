@@ -22,7 +22,7 @@ from speculative_t5.bench.synthetic import (
     settled_outputs,
 )
 from speculative_t5.cli import bench as bench_command
-from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
+from speculative_t5.cli.bench import _lengths, bench
 from speculative_t5.decoding import ModelDrafter, Outcome, Plan
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models import (
@@ -134,7 +134,6 @@ def test_the_command_measures_the_shipped_pair(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     (tmp_path / "prompts.txt").write_text(f"{bench_command.PROMPTS[0]}\n\n")
-    monkeypatch.setattr(bench_command, "first_token_seconds", lambda arguments: len(arguments))
     models = [str(REPOSITORY / "weights" / name) for name in ("correct-base", "correct-small")]
     options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 32, "as_json": True}
     options |= {"dtype": "float32", "steady": True, "prompts": tmp_path / "prompts.txt"}
@@ -156,19 +155,12 @@ def test_the_command_measures_the_shipped_pair(
     assert all(row["waits"] == 1 and row["same"] == row["outputs"] == 1 for row in result["rows"])
     banner = bench_command._table(result, [])[0]
     assert banner.startswith("correct-base, correct-small drafts; 1 prompt, greedy, 1 turn")
-    assert result["first_token_seconds"] == [8] * 5 and result["prompts"] == 1
+    assert result["prompts"] == 1
     plain, drafting, *_ = (SimpleNamespace(**row) for row in result["rows"])
     assert plain.speedup == plain.tokens_per_round == 1 and plain.acceptance == 0
     assert drafting.efficiency == pytest.approx(drafting.speedup / drafting.theory)
     assert drafting.tokens_per_second > 0 and drafting.verify_ms > 0
     assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
-
-
-def test_processes_are_timed_until_their_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0 < first_token_seconds(["--version"]) < 60
-    monkeypatch.setattr("sys.executable", "false")
-    with pytest.raises(RuntimeError, match="gave no text .exit code 1."):
-        first_token_seconds([])
 
 
 def test_options_are_checked_before_anything_is_measured() -> None:

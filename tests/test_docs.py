@@ -273,7 +273,6 @@ def test_commands_run_in_the_order_of_the_page(
 ) -> None:  # fmt: skip
     call = caller(workplace, monkeypatch, capfd)
     use(monkeypatch, hub.endpoint, cache=workplace / "hf")
-    monkeypatch.setattr("speculative_t5.cli.bench.STARTS", 1)
     if page.name not in CHECKOUT:
         monkeypatch.setattr(model_folder, "CHECKOUT", None)
         monkeypatch.setattr(model_folder, "PACKAGE", installed / "speculative_t5")

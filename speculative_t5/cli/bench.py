@@ -3,16 +3,11 @@
 import json
 import os
 import re
-import shlex
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +19,7 @@ from ..checkpoints import as_dtype
 from ..errors import check_options, count, decoded, option
 from ..generation import SpeculativeDecoder
 from .options import OF_DECODERS, draft_of, model_name, with_options
-from .terminal import Failure, columns, give_tips
+from .terminal import columns, give_tips
 
 PROMPTS = [
     "correct: my sister have never been too paris. She wants to to go their next summer, but its "
@@ -35,7 +30,6 @@ PROMPTS = [
     "correct: I has lived in this city for ten years, but I still get lost sometmies.",
     "correct: She asked me if i wanted a apple. I told her that i was'nt hungry",
 ]
-STARTS = 5  # processes timed until their first output
 
 
 @dataclass(frozen=True)
@@ -121,14 +115,6 @@ def bench(
             variants = _replaying(first, variants, sources, wanted, bar.set_description)
         bar.set_description("measuring")
         reports = measure(variants, sources, turns, lambda done: bar.update(done - bar.n))
-        bar.set_description("starting processes")
-        arguments = ["--model", model, "--prompt", PROMPTS[1]]
-        same = {"--draft-model": draft_model, "--dtype": dtype, "--prefix": prefix}
-        for name, given in same.items():
-            arguments += [] if given is None else [name, given]
-        # The first one reads the files into the page cache.
-        times = range(0 if shapes else STARTS + 1)
-        starts = [first_token_seconds(arguments) for _ in times][1:]
     result: dict[str, Any] = {
         "machine": {
             "device": str(mx.default_device()),
@@ -145,7 +131,6 @@ def bench(
         "turns": turns,
         # In JSON plain decoding has always been called regular.
         "rows": [asdict(r) | ({"name": "regular"} if r.name == PLAIN else {}) for r in reports],
-        "first_token_seconds": starts,
     }
     if shapes:
         result |= {"acceptance": wanted.acceptance, "source": wanted.source}
@@ -207,25 +192,6 @@ def _replaying(
     return found
 
 
-def first_token_seconds(arguments: Sequence[str]) -> float:
-    """Return the seconds from a process's start to the first byte of its output."""
-    began = time.perf_counter()
-    command = [sys.executable, "-m", "speculative_t5", *arguments]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        first = process.stdout.read(1)
-        seconds = time.perf_counter() - began
-        process.communicate()
-    if not first or process.returncode:
-        raise Failure(
-            f"{shlex.join(command)} gave no text (exit code {process.returncode}): "
-            "run it by itself to see why"
-        )
-    return seconds
-
-
 def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
     draft = f", {model_name(result['draft'])} drafts" if result["draft"] else ""
     names = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
@@ -243,18 +209,13 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
     lines = [f"{model_name(result['target'])}{draft}; {prompts}, greedy, {turns}, "
              f"{result['machine']['device']}"]  # fmt: skip
     lines += columns([names, *rows], right=range(1, len(names)))
-    lines.append(
+    return [
+        *lines,
         "forwards: how many times fewer forward passes of the target, per token, than plain\n"
         "speed-up: per token over plain, of rounds without the first ones, which read prompts\n"
         "theory: what fewer forwards and bare passes would give; efficiency: one over the other\n"
-        "draft, verify, other: parts of a round, measured apart with a second wait"
-    )
-    if starts := result["first_token_seconds"]:
-        lines.append(
-            f"first text {median(starts):.2f} s after the start of a process "
-            f"({min(starts):.2f} to {max(starts):.2f})"
-        )
-    return lines
+        "draft, verify, other: parts of a round, measured apart with a second wait",
+    ]
 
 
 def _lengths(text: str) -> list[int]:
