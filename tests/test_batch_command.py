@@ -172,10 +172,6 @@ def test_standard_streams_may_be_closed(call: Call, here: Path) -> None:
     closed = f"$P batch in.txt --output a {' '.join(options)} <&- >&- 2>&-"
     assert in_a_shell(here, closed).returncode == 3
     assert (here / "a").read_bytes() == (here / "out.jsonl").read_bytes() != b""
-    lost = call("batch", "in.txt", *options, closed="stdout")
-    lost.check_error("the records were to go to standard output, which is closed")
-    lost = call("batch", "-", *options, closed="stdin")
-    lost.check_error("the input was to come from standard input, which is closed")
 
 
 def test_a_pipe_is_answered_in_order_as_it_comes(here: Path) -> None:

@@ -88,9 +88,8 @@ def test_the_prompt_may_come_from_standard_input(call: Call) -> None:
 def test_standard_streams_may_be_closed(call: Call) -> None:
     done = call(*OLD_MAN, "--show-drafts", closed="stdout")
     assert done.code == 0 and "12 tokens" in done.err[0]
-    for arguments in (("--prompt", "-"), ("repl",)):
-        lost = call(*arguments, "--model", "target", closed="stdin")
-        lost.check_error("standard input, which is closed")
+    call("--prompt", "-", "--model", "target", closed="stdin").check_error("the prompt is empty")
+    assert call("repl", "--model", "target", closed="stdin").out == ""
 
 
 @pytest.mark.parametrize("options", ["", "--num-beams 2"])

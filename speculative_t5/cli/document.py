@@ -83,10 +83,6 @@ def document(
         raise ValueError("--resume continues a file: give its name with --output")
     if options.truncate:
         raise ValueError("--truncate would lose a part of the text: leave it out")
-    if files.json and sys.stdout is None:
-        raise ValueError("--json prints to standard output, which is closed: leave it out")
-    if output is None and sys.stdout is None:
-        raise ValueError("the text was to go to standard output, which is closed: give an --output")
     with open_input(source) as stream:
         for name in (output, page):
             if name is not None:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import stat
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -191,10 +190,6 @@ class Output(LineFile):
     ) -> None:
         if not name:
             raise ValueError(f"the output must be the name of a file, or -, got {name!r}")
-        if name == "-" and sys.stdout is None:
-            raise ValueError(
-                "the records were to go to standard output, which is closed: give an --output"
-            )
         try:
             found = os.fstat(1) if name == "-" else os.stat(name)
         except FileNotFoundError:

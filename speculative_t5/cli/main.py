@@ -266,14 +266,7 @@ def _read_prompt(*, asked: bool) -> str | None:
                 "--prompt"
             )
         return None
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError) as error:  # closed, or not a file at all
-        if asked:
-            raise ValueError(
-                "the prompt was to come from standard input, which is closed: give it with --prompt"
-            ) from error
-        return None
+    mode = os.fstat(sys.stdin.fileno()).st_mode
     if not asked and not stat.S_ISFIFO(mode) and not stat.S_ISREG(mode):
         return None
     return decoded(sys.stdin.buffer.read(), "the prompt on standard input").strip()

@@ -254,11 +254,6 @@ def typed_lines(kept: Path | None = None) -> Iterator[str]:
     On a terminal there is a line editor, with the lines of this session under the arrow keys, and
     those that are kept in a file.
     """
-    if sys.stdin is None:
-        raise ValueError(
-            "the prompts come from standard input, which is closed: run this on a terminal, or "
-            "give it a file of them"
-        )
     if not terminal.is_terminal(sys.stdin):
         for line in sys.stdin:
             yield line.rstrip("\n")

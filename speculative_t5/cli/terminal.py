@@ -207,9 +207,9 @@ def give_tips() -> None:
         note(f"tip: {tip}; {TIPS_SWITCH}=0 silences tips")
 
 
-def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream, None if it is closed, is shown to a person."""
-    return stream is not None and stream.isatty()
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream is shown to a person."""
+    return stream.isatty()
 
 
 def note_if_slow(stream: Callable[[], Iterable[Chunk]], seconds: float = SLOW) -> Iterator[Chunk]:
@@ -371,10 +371,7 @@ def _argument_error(error: Any) -> str:
 
 def _open_closed_streams() -> None:
     """Open closed standard streams on the null device, or the next file would take their place."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the end)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
+            setattr(sys, name, open(null, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
