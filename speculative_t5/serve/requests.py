@@ -4,8 +4,6 @@ A field that is missing or null has the server's own default, which comes from i
 greedy decoding and 256 tokens, where OpenAI's would be temperature 1 and 16 tokens.
 """
 
-import asyncio
-import contextlib
 import difflib
 import json
 import secrets
@@ -14,8 +12,7 @@ from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse
 
 from ..errors import first_line, not_utf8, shown
 from ..generation import GenerationOptions
@@ -26,8 +23,6 @@ MOST_DIGITS = 1000  # of an integer
 MOST_TOKENS = 4096  # of an output, unless the server's default is more
 LARGEST = 2**31 - 1  # of integers that the device computes with, and so of all but seeds
 LONGEST_NAME = 40  # characters of a field's name that may be misspelt
-BODY_UNREAD = (408, 413)  # too slow or too large; the connection ends with the answer
-UNREAD_BYTES, UNREAD_SECONDS = 16 * 2**20, 5.0  # of a body, to read after its refusal
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 SAMPLING = GenerationOptions(temperature=1.0)  # with which each other option goes
@@ -94,28 +89,7 @@ class Refused(Exception):
             kind = "rate_limit_error"
         # As OpenAI's clients read it.
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-        make = LastResponse if status in BODY_UNREAD else JSONResponse
-        self.response: Response = make(self.body, status, headers)
-
-
-class LastResponse(JSONResponse):
-    """Answers before a body has been read, and then reads more of it before the connection ends.
-
-    A connection that is closed with something unread is reset, and many clients then lose the
-    response.
-    """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [*self.raw_headers, (b"connection", b"close")]
-        start = {"type": "http.response.start", "status": self.status_code, "headers": headers}
-        await send(start)
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(UNREAD_SECONDS):
-                left = UNREAD_BYTES
-                while left > 0 and (message := await receive()).get("more_body"):
-                    left -= len(message["body"])
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self.response = JSONResponse(self.body, status, headers)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
