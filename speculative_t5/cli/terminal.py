@@ -54,19 +54,6 @@ ADVICE = {
 
 TIPS_SWITCH = "SPECULATIVE_T5_TIPS"  # "0" silences them
 DAY = 24 * 60 * 60  # seconds
-REINSTALL = "install the package again (pip install --force-reinstall --no-deps PATH_OF_CHECKOUT)"
-TIPS = {
-    "products": "the package's C parts were not built, so decoding on this CPU takes 2 to 3 times "
-    f"as long; install a compiler (apt-get install g++ python3-dev), then {REINSTALL}",
-    "layers": "the package's layers for this CPU are missing, so decoding takes about 1.5 times as "
-    f"long; with a compiler at hand (apt-get install g++ python3-dev), {REINSTALL}",
-    "OpenBLAS": "OpenBLAS is missing, so long prompts and large batches take longer on this CPU; "
-    "get it with: pip install scipy-openblas32",
-}
-OTHER_MLX = (
-    "the package's layers do not fit the installed MLX, so decoding takes about 1.5 times as long; "
-    "install the MLX that they were built for (pip install 'mlx[cpu]==VERSION')"
-)
 
 # Weight and underlines tell them apart without colour, too.
 STYLES: dict[Origin, str] = {
@@ -183,12 +170,10 @@ def tips() -> list[str]:
     """Return what would make decoding faster on this machine; nothing off Linux CPUs."""
     if not device.on_cpu() or os.environ.get(libraries.SWITCH) == "0":
         return []
-    missing = {part: why for part, why in libraries.parts().items() if not why.startswith("loaded")}
-    if "products" in missing:
-        missing.pop("layers", None)  # one tip covers both
     return [
-        f"{OTHER_MLX if why.startswith(libraries.BUILT_FOR) else TIPS[part]} ({part}: {why})"
-        for part, why in missing.items()
+        f"decoding takes longer on this CPU without {part} ({why}): see docs/installing.md"
+        for part, why in libraries.parts().items()
+        if not why.startswith("loaded")
     ]
 
 

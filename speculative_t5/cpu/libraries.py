@@ -19,7 +19,6 @@ from typing import Any
 
 SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
 PARTS = ("products", "layers", "OpenBLAS")
-BUILT_FOR = "built for MLX"  # begins the state of layers that were built for another MLX
 FOLDER = Path(__file__).parent  # of the C parts, if they were built
 FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
 PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
@@ -119,7 +118,7 @@ def load_layers() -> tuple[Any, str]:
         return None, f"not loaded: {error}"
     built, installed = getattr(found, "mlx_version", "an older version"), version("mlx")
     if built != installed:  # MLX's C++ interface changes with every release
-        return None, f"{BUILT_FOR} {built}, and {installed} is installed"
+        return None, f"built for MLX {built}, and {installed} is installed"
     try:
         import mlx.core as mx
 
