@@ -184,7 +184,8 @@ def test_torn_lines_are_cut_off(tmp_path: Path) -> None:
     path = leave(tmp_path / "out")
     whole = path.read_bytes()
     ends = [size for size, byte in enumerate(whole, start=1) if byte == ord("\n")]
-    for size in [0, 1, *(end + more for end in ends for more in (-2, -1, 0, 1))][:-2]:
+    sizes = [0, *(end + more for end in ends for more in (-2, -1, 0, 1))][:-2]
+    for size in (size for size in sizes if size == 0 or size >= ends[0]):
         path.write_bytes(whole[:size])
         lines = whole[:size].count(b"\n")
         with stopped(tmp_path / "out", resume=True) as partial:
@@ -230,8 +231,12 @@ def test_pieces_of_other_runs_are_left_alone(
 def test_what_is_of_no_run_is_left_alone(tmp_path: Path, notes: bytes) -> None:
     path = tmp_path / "out.partial.jsonl"
     path.write_bytes(notes)
-    for options in ({}, {"resume": True}, {"resume": True, "force": True}):
-        with refused("holds something other than pieces"), entered(tmp_path / "out", **options):
+    for options, found in (
+        ({}, "holds the pieces of an earlier run"),
+        ({"resume": True}, "is from a run with another text"),
+        ({"resume": True, "force": True}, "is from a run with another text"),
+    ):
+        with refused(found), entered(tmp_path / "out", **options):
             pass
         assert path.read_bytes() == notes
     with entered(tmp_path / "out", force=True):

@@ -239,8 +239,8 @@ class PartialFile(LineFile):
 
     It is removed when the block (`with`) is done, or ends before any piece was kept; otherwise it
     stays, and a note says so. Pieces of an earlier run are kept with `resume`, dropped with
-    `force`, and otherwise refused, as are those of a run with another `header`, whose names are
-    words for a message; anything else in the file is refused without `force`.
+    `force`, and otherwise refused, as is a file with another `header`, whose names are words for a
+    message.
     """
 
     def __init__(self, name: str, header: Header, *, resume: bool, force: bool) -> None:
@@ -261,39 +261,32 @@ class PartialFile(LineFile):
                 self.path.unlink(missing_ok=True)
 
     def _take_over(self) -> None:
-        lines, end = self.lines(), 0
+        if self._force and not self._resume:
+            self.cut(0)
+        lines = self.lines()
         first = next(lines, b"")
-        is_whole = first.endswith(b"\n")
-        if is_whole and not (self._resume or self._force):
+        if first and not self._resume:
             raise ValueError(
                 f"{self.path} holds the pieces of an earlier run: use --resume to continue after "
                 "them, or --force to start over"
             )
-        is_torn = json_line(self._header).startswith(first)  # or nothing yet
-        if not (is_whole or is_torn) and (self._resume or not self._force):
-            raise ValueError(
-                f"{self.path} holds something other than pieces: give another --output, or use "
-                "--force without --resume to replace it"
-            )
-        if is_whole and self._resume:
-            found = json_object(first)
-            for name, value in self._header.items():
-                if found.get(name) != value:
-                    raise ValueError(
-                        f"{self.path} is from a run with another {name}: use the same as that "
-                        "run, or --force without --resume to start over"
-                    )
-            end = len(first)
-            for raw in takewhile(lambda raw: raw.endswith(b"\n"), lines):
-                piece = json_object(raw)
-                number = piece.get("piece")
-                if not isinstance(number, int) or not {"output", "reason"} <= piece.keys():
-                    raise ValueError(
-                        f"{self.path} holds a line that is not a piece: use --force without "
-                        "--resume to start over"
-                    )
-                self.earlier[number] = piece
-                end += len(raw)
+        found, end = json_object(first), len(first)
+        for name, value in self._header.items():
+            if first and found.get(name) != value:
+                raise ValueError(
+                    f"{self.path} is from a run with another {name}: use the same as that run, or "
+                    "--force without --resume to start over"
+                )
+        for raw in takewhile(lambda raw: raw.endswith(b"\n"), lines):
+            piece = json_object(raw)
+            number = piece.get("piece")
+            if not isinstance(number, int) or not {"output", "reason"} <= piece.keys():
+                raise ValueError(
+                    f"{self.path} holds a line that is not a piece: use --force without --resume "
+                    "to start over"
+                )
+            self.earlier[number] = piece
+            end += len(raw)
         self.cut(end)
         self.count = len(self.earlier)
 
