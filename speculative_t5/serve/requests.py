@@ -19,7 +19,6 @@ from ..generation import GenerationOptions
 from ..tokenizers import Prompt
 
 MOST_FIELDS = 100
-MOST_DIGITS = 1000  # of an integer
 MOST_TOKENS = 4096  # of an output, unless the server's default is more
 LARGEST = 2**31 - 1  # of integers that the device computes with, and so of all but seeds
 LONGEST_NAME = 40  # characters of a field's name that may be misspelt
@@ -95,7 +94,7 @@ class Refused(Exception):
 def parse_body(body: bytes) -> dict[str, Any]:
     """Parse the body of a request, a JSON object, without the fields that are null."""
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_int=_of_digits)
+        found = json.loads(body.decode("utf-8"), parse_constant=_no_number)
         if b"\\ud" in body.lower():
             json.dumps(found, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -115,12 +114,6 @@ def parse_body(body: bytes) -> dict[str, Any]:
     if len(found) > MOST_FIELDS:
         raise Refused(400, f"the body has {len(found)} fields: send at most {MOST_FIELDS}")
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _of_digits(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:  # Python's own limit has a message for programmers
-        raise Refused(400, f"the body has a number of {len(digits)} digits: send a shorter one")
-    return int(digits)
 
 
 def _no_number(text: str) -> NoReturn:
@@ -181,12 +174,6 @@ def check_name(name: str, value: Any) -> None:
                for off in OFF[name]):  # fmt: skip
             return
         wrong = f"{name} is {as_json(value)}, which this server does not do: leave it out"
-        if "logprobs" in name:
-            # Verifying a draft gives no probability that holds for each accepted token.
-            wrong = (
-                "logprobs would need one more pass over each output, which this server does not "
-                "make: leave logprobs out"
-            )
         raise Refused(400, wrong, param=name)
     known = (*OPTIONS, *OTHERS)
     if name in known or len(name) > LONGEST_NAME:  # comparing takes time
