@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 from speculative_t5.decoding import Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions
-from speculative_t5.serve import Busy, DecodingFailed, State, Unavailable, WrongPrompt
 from speculative_t5.serve.app import Settings, make_app
 from speculative_t5.serve.server import Server, bind
+from speculative_t5.serve.service import Busy, DecodingFailed, State, Unavailable, WrongPrompt
 
 import httpx
 from conftest import REPOSITORY

@@ -15,8 +15,8 @@ from typing import Any
 from speculative_t5.decoding import FinishReason
 from speculative_t5.decoding.results import Tally
 from speculative_t5.generation import MEANINGS, ORIGIN_STYLES, Chunk, GenerationOptions
-from speculative_t5.serve import DecodingFailed
 from speculative_t5.serve.page import CSP, PAGE
+from speculative_t5.serve.service import DecodingFailed
 
 import pytest
 from serving import PATIENCE, FakeCall, FakeService, Served, is_there, serving, wait_until

@@ -12,7 +12,8 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import Batch, Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions, as_chunk
-from speculative_t5.serve import Busy, Call, DecodingFailed, Service, Unavailable, service
+from speculative_t5.serve import service
+from speculative_t5.serve.service import Busy, Call, DecodingFailed, Service, Unavailable
 
 import pytest
 from conftest import VARIED, tiny_pair

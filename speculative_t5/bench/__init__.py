@@ -14,7 +14,6 @@ from .benchmark import (
     drafted_ids,
     gain,
     measure,
-    measure_costs,
     sweep,
     tokens_per_pass,
     tokens_per_second,
