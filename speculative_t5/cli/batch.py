@@ -172,14 +172,13 @@ def batch(
             if skipped:
                 lines, counts = islice(lines, skipped, None), Counts(skipped)
             writer.begin()
-            most = keywords["max_tokens"]
-            with Progress(expected, counts, most, work, writer.is_file) as progress:
+            with Progress(expected, counts, work, writer.is_file) as progress:
 
                 def emit(record: Record) -> None:
                     writer.append_bytes(record.to_json())
                     progress.written += record.error != UNDONE
 
-                encode = partial(decoder.fit, max_tokens=most)
+                encode = partial(decoder.fit, max_tokens=keywords["max_tokens"])
                 process(lines, generate, encode, emit, watch=progress.count, kept=counts.kept)
         if expected is not None and progress.written < expected:
             raise terminal.Failure(
@@ -305,7 +304,6 @@ class Progress(AbstractContextManager["Progress"]):
 
     total: int | None
     counts: Counts  # of an earlier run, which go on
-    max_tokens: int
     work: Division
     resumable: bool
 
@@ -336,7 +334,7 @@ class Progress(AbstractContextManager["Progress"]):
         else:
             for done in (record.done, *record.done.alternatives):
                 self._sums.update({name: getattr(done.stats, name) for name in COUNTED})
-            self.counts.cut[record.done.stats.emitted] += record.done.finish_reason == "length"
+            self.counts.cut += record.done.finish_reason == "length"
             rate = self._sums["emitted"] / (time.perf_counter() - self._began)
             self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
         unknown = record.source.unknown if record.source else ""
@@ -366,10 +364,8 @@ class Progress(AbstractContextManager["Progress"]):
             yield f"{self.counts.done:,} of them earlier"
         if self.counts.failed:
             yield f"{self.counts.failed:,} with errors"
-        if at_most := self.counts.cut[self.max_tokens]:
-            yield f"{at_most:,} {terminal.cut_at(self.max_tokens)}"
-        if others := self.counts.cut.total() - at_most:
-            yield f"{others:,} {terminal.cut_at(None)}"
+        if self.counts.cut:
+            yield f"{self.counts.cut:,} cut at --max-tokens or where the context ends"
         if self._sums["rounds"]:
             yield from terminal.rates(**self._sums, seconds=seconds)
             resident, arrays = peak_memory() / 1e6, mx.get_peak_memory() / 1e6

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -155,16 +155,13 @@ class Counts:
 
     done: int = 0
     failed: int = 0  # records with errors
-    cut: Counter[int] = field(default_factory=Counter)  # outputs, by their length in tokens
+    cut: int = 0  # outputs that did not end by themselves
     kept: dict[int, bytes] = field(default_factory=dict)  # by the number of the line
 
     def count(self, record: Mapping[str, Any]) -> None:
         self.done += 1
         self.failed += "error" in record
-        stats = record.get("stats")
-        tokens = stats.get("tokens") if isinstance(stats, dict) else None
-        if record.get("finish_reason") == "length" and isinstance(tokens, int):
-            self.cut[tokens] += 1
+        self.cut += record.get("finish_reason") == "length"
 
 
 def shown_name(output: str) -> str:

@@ -264,7 +264,9 @@ def footer(stats: Stats, finish_reason: FinishReason | None, max_tokens: int) ->
     """Return the line below an output: its statistics, and whether it was cut."""
     if finish_reason != "length":
         return stats.summary()
-    return f"{stats.summary()} - {cut_at(max_tokens if stats.emitted == max_tokens else None)}"
+    at_most = stats.emitted == max_tokens  # or else a decoder-only model's context is full
+    where = f"at --max-tokens {max_tokens}" if at_most else "where the context ends"
+    return f"{stats.summary()} - cut {where}"
 
 
 def rates(emitted: int, rounds: int, drafted: int, accepted: int, seconds: float) -> list[str]:
@@ -275,11 +277,6 @@ def rates(emitted: int, rounds: int, drafted: int, accepted: int, seconds: float
         f"acceptance {accepted / drafted:.0%}" if drafted else "no draft",
         f"{emitted / rounds:.1f} tokens per round",
     ]
-
-
-def cut_at(max_tokens: int | None) -> str:
-    """Say where an output was cut; None is for the end of a decoder-only model's context."""
-    return f"cut at --max-tokens {max_tokens}" if max_tokens else "cut where the context ends"
 
 
 def note_unread(source: Source) -> None:
