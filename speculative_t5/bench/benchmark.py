@@ -332,12 +332,10 @@ class Stepper:
     Ids that the model does not have are replaced by its last.
     """
 
-    def __init__(
-        self, model: LanguageModel, prompt: list[int], length: int, width: int | None = None
-    ) -> None:
+    def __init__(self, model: LanguageModel, prompt: list[int], length: int) -> None:
         last = model.info.vocab_size - 1
         self._filler = min(FILLER, last)
-        self._session: Session = model.start([[min(i, last) for i in prompt]], width=width)[0]
+        self._session: Session = model.start([[min(i, last) for i in prompt]])[0]
         self._length = self._session.lengths[0] + length
         while (missing := self._length - self._session.lengths[0]) > 0:
             mx.eval(self._session.step(self._fill(min(16, missing))))

@@ -15,7 +15,7 @@ from .. import bench, device
 from ..bench import synthetic
 from ..checkpoints import dtype_name
 from ..decoding import AdaptiveSchedule, Plan
-from ..generation import SpeculativeDecoder, steady_width
+from ..generation import SpeculativeDecoder
 from ..models import new_model
 from .checks import NUM_DRAFT, Finding, Subject, dtype_of
 from .environment import memory
@@ -68,7 +68,7 @@ def speed(subject: Subject) -> Finding:
     """Time passes and a few sentences, and say how many tokens to draft; it never fails."""
     decoder = subject.decoder()
     prompts = [decoder.encode(sentence) for sentence in SENTENCES[::EVERY]]
-    costs, steady = _costs(decoder, prompts[0], steady=True)
+    costs = _costs(decoder, prompts[0])
     details = _measured(decoder, decoder.plan(), prompts, MAX_TOKENS, costs)
     rates = (*RATES, details["acceptance"])
     best = [costs.best(rate) for rate in rates]
@@ -86,20 +86,16 @@ def speed(subject: Subject) -> Finding:
         _line("tokens in a pass", SHOWN),
         _line("milliseconds", [as_ms(costs.passes[length]) for length in SHOWN]),
         f"a step of the draft takes {as_ms(costs.step)} ms",
-        f"verifying {NUM_DRAFT} tokens takes {as_ms(costs.passes[NUM_DRAFT + 1])} ms, "
-        f"in steady mode {as_ms(steady)} ms",
+        f"verifying {NUM_DRAFT} tokens takes {as_ms(costs.passes[NUM_DRAFT + 1])} ms",
         _line("tokens accepted", [f"{100 * rate:.0f} %" for rate in rates]) + " (here)",
         _line("best --num-draft", best),
         _line("times plain speed", [f"{gain:.1f}" for gain in gains]),
         f"auto drafts {usual(auto)} tokens most often: {auto['speedup']:.1f} times",
     ]
-    details |= {
-        "steady_seconds": steady,
-        "best": [
-            {"acceptance": rate, "num_draft": k, "speedup": gain}
-            for rate, k, gain in zip(rates, best, gains, strict=True)
-        ],
-    }
+    details["best"] = [
+        {"acceptance": rate, "num_draft": k, "speedup": gain}
+        for rate, k, gain in zip(rates, best, gains, strict=True)
+    ]
     return Finding("speed", "ok", reason, notes, details)
 
 
@@ -131,7 +127,7 @@ def _published(check: str) -> Finding:
         reason = f"a pass over one token takes {pass_:.2f} s, too long to measure here"
         return Finding(check, "skipped", reason)
     decoder = SpeculativeDecoder(target, draft, num_draft=NUM_DRAFT, max_source_length=SOURCE)
-    costs, _ = _costs(decoder, prompts[0])
+    costs = _costs(decoder, prompts[0])
     outputs = {
         tuple(prompt): decoder.generate(prompt, max_tokens=TOKENS, speculative=False).tokens
         for prompt in prompts
@@ -148,23 +144,14 @@ def _published(check: str) -> Finding:
     return Finding(check, "ok", reason, details=details)
 
 
-def _costs(
-    decoder: SpeculativeDecoder, prompt: list[int], *, steady: bool = False
-) -> tuple[Costs, float]:
-    """Time everything interleaved, and keep the shortest times, as disturbances only add.
-
-    The second is the time of a pass that verifies NUM_DRAFT tokens in steady mode, if asked for.
-    """
-    model, ids = decoder.model, bench.drafted_ids(decoder)
-    target = bench.Stepper(model, prompt, LENGTH)
+def _costs(decoder: SpeculativeDecoder, prompt: list[int]) -> Costs:
+    """Time everything interleaved, and keep the shortest times, as disturbances only add."""
+    target = bench.Stepper(decoder.model, prompt, LENGTH)
     runs: dict[object, Callable[[], object]] = {
         length: partial(target.verify, length, []) for length in LENGTHS
     }
-    if steady:
-        wide = bench.Stepper(model, prompt, LENGTH, steady_width(model, NUM_DRAFT + 1))
-        runs["steady"] = lambda: wide.verify(NUM_DRAFT + 1, [])
     if decoder.draft:
-        drafter = bench.Stepper(decoder.draft, prompt, LENGTH)
+        drafter, ids = bench.Stepper(decoder.draft, prompt, LENGTH), bench.drafted_ids(decoder)
         runs["steps"] = lambda: mx.eval(drafter.draft(STEPS, ids))
     turns: list[dict[object, float]] = []
     began = time.perf_counter()
@@ -173,7 +160,7 @@ def _costs(
     least = {key: min(turn[key] for turn in turns) for key in runs}
     # A longer pass that took less time counts as well: a shorter one could be padded to it.
     passes = {n: min(least[longer] for longer in LENGTHS if longer >= n) for n in LENGTHS}
-    return Costs(passes, least.get("steps", 0.0) / STEPS), least.get("steady", 0.0)
+    return Costs(passes, least.get("steps", 0.0) / STEPS)
 
 
 def _least(run: Callable[[], object], seconds: float) -> float:
