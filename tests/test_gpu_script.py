@@ -244,8 +244,9 @@ def test_what_to_expect_follows_from_bandwidth_launches_and_curves() -> None:
     read = 2 * (24 * layer + 1024 * 32128)
     chips = {chip.name: chip for chip in expected.CHIPS}
     m4, m1 = chips["M4 Max"], chips["M1"]
-    assert expected.seconds(replace(m4, launch=0.0), large) == read / 546e9
-    launched = expected.seconds(m4, large) - read / 546e9
+    reading = expected.seconds(replace(m4, launch=0.0), large)
+    assert reading == pytest.approx(read / 546e9, rel=1e-3), "norms are left out"
+    launched = expected.seconds(m4, large) - reading
     assert launched == pytest.approx(expected.launched(large) * 2.75e-6)
     assert expected.best(m1, 2.0, 0.0, 0.97)[1] == 63, "any pass up to 64 tokens costs the same"
     assert expected.best(m4, 2.0, 0.0, 0.75)[1] == 4, "the next token would begin a step"
