@@ -12,8 +12,6 @@ from unittest.mock import Mock
 
 from speculative_t5 import device
 from speculative_t5.cpu import accelerate, layers, libraries
-from speculative_t5.cpu.layers import attend, softmax
-from speculative_t5.models import t5
 from speculative_t5.models.config import Quantization, T5Config
 from speculative_t5.models.t5 import T5, DecoderLayer, quantize
 
@@ -133,32 +131,11 @@ def test_models_stay_plain_on_a_gpu_or_when_switched_off(
     monkeypatch.setenv(libraries.SWITCH, switch)
     _, model = pair("relu")
     assert {type(each) for each in model.decoder.layers} == {DecoderLayer}
-    assert model.encoder.layers[0].self_attention.attend is t5.attend
 
 
 def test_logits_are_those_of_the_plain_model(name: str, level: int) -> None:
     plain, fast = pair(name)
     assert difference(decoded(fast), decoded(plain)) < 2e-5
-
-
-def test_without_the_layers_attention_alone_is_swapped(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layers, "library", None)
-    monkeypatch.setattr(layers, "MANY_SCORES", 1)
-    monkeypatch.delenv(libraries.SWITCH, raising=False)
-    plain, fast = pair(name)
-    assert type(fast.decoder.layers[0]) is DecoderLayer
-    assert fast.decoder.layers[0].cross_attention.attend is attend
-    assert difference(decoded(fast), decoded(plain)) < 2e-5
-    fast.set_dtype(mx.bfloat16)
-    assert fast(*SCORED).dtype == mx.bfloat16
-
-
-def test_rows_of_a_softmax_of_many_scores_depend_on_no_other() -> None:
-    scores = 9 * mx.random.normal((2, 8, 5, 300))
-    rows = [softmax(scores[:, :, i : i + 1]) for i in range(5)]
-    assert mx.array_equal(mx.concatenate(rows, axis=2), softmax(scores))
 
 
 def test_long_passes_give_the_bits_of_short_ones(name: str, level: int) -> None:

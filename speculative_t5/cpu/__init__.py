@@ -1,8 +1,8 @@
 """Faster layers for CPUs; `accelerate` is the door.
 
-On any CPU that is a faster attention; on Linux, where the C parts were built, all layers. Without
-them everything works. Imports `device` and `models`, whose plain MLX layers are the reference;
-`libraries`, which `device` loads ahead of MLX, imports nothing of the package.
+They are there on Linux, where the C parts were built; without them everything works. Imports
+`device` and `models`, whose plain MLX layers are the reference; `libraries`, which `device` loads
+ahead of MLX, imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ def accelerate(model: EncoderDecoder | SharingDraft) -> None:
     from .. import device  # only now, as `device` imports this package
     from . import layers
 
-    if not device.on_cpu() or os.environ.get(SWITCH) == "0":
+    if not device.on_cpu() or layers.library is None or os.environ.get(SWITCH) == "0":
         return
     for module in model.modules():  # those that a draft shares are its target's
-        if "attend" in vars(module):
-            module.attend = layers.attend
-        if layers.library is not None and type(module) in layers.FUSED:
+        if type(module) in layers.FUSED:
             module.__class__ = layers.FUSED[type(module)]

@@ -68,7 +68,6 @@ class SelfAttention(nn.Module):
         super().__init__()
         inner = config.num_heads * config.d_kv
         self.num_heads = config.num_heads
-        self.attend = attend
         self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
         self.out = nn.Linear(inner, config.d_model, bias=False)
 
@@ -85,7 +84,7 @@ class SelfAttention(nn.Module):
         if cache is not None:
             kv = write(cache, kv, bias.offsets)
         k, v = kv  # a view each, while kv[0] would be a copy
-        return add_product(x, self.out, join_heads(self.attend(q, k, v, bias.scores))), kv
+        return add_product(x, self.out, join_heads(attend(q, k, v, bias.scores))), kv
 
 
 class CrossAttention(nn.Module):
@@ -95,7 +94,6 @@ class CrossAttention(nn.Module):
         super().__init__()
         inner = config.num_heads * config.d_kv
         self.num_heads = config.num_heads
-        self.attend = attend
         self.q = nn.Linear(config.d_model, inner, bias=False)
         self.kv = nn.Linear(config.d_model, 2 * inner, bias=False)
         self.out = nn.Linear(inner, config.d_model, bias=False)
@@ -117,7 +115,7 @@ class CrossAttention(nn.Module):
         """
         grouped = normed.reshape(source.shape[1], -1, x.shape[2])
         (q,), (k, v) = split_heads(self.q(grouped), 1, self.num_heads), source
-        found = join_heads(self.attend(q, k, v, mask))
+        found = join_heads(attend(q, k, v, mask))
         return add_product(x, self.out, found.reshape(*x.shape[:2], -1))
 
 
