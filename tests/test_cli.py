@@ -130,8 +130,8 @@ def test_help_groups_options_and_shows_only_what_a_command_takes(call: Call) -> 
     text = call("--help").out
     assert "correct-base" in text and "[default: 256]" in text
     assert "--install-completion" not in text
-    groups = ["Models", "Drafting", "Sampling", "Constraints", "Beam search", "Output", "Options"]
-    assert set(re.findall(r"─ ([\w ]+) ─", text)) == {*groups, "Commands"}
+    groups = ["Models", "Prompts", "Drafting", "Sampling", "Constraints", "Beam search", "Output"]
+    assert set(re.findall(r"─ ([\w ]+) ─", text)) == {*groups, "Options", "Commands"}
     for command, missing in (
         ("batch", set()),
         ("repl", BEAMS | {"--num-return-sequences", "--regular-decode"}),

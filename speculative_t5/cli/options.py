@@ -20,6 +20,7 @@ from ..checkpoints import DTYPES, ModelFolder, model_folders, named_draft, read_
 from ..decoding import EarlyStopping
 from ..errors import check_utf8, option
 from ..generation import (
+    DecodingOptions,
     DraftingOptions,
     GenerationOptions,
     NumDraft,
@@ -34,7 +35,7 @@ Value = TypeVar("Value")
 DEFAULT_MODEL = "correct-base"
 ON_OFF = {"on": True, "off": False}
 # Of --help, in order; options without one come first.
-PANELS = (None, "Models", "Drafting", "Sampling", "Output", "Constraints", "Beam search")
+PANELS = (None, "Models", "Prompts", "Drafting", "Sampling", "Output", "Constraints", "Beam search")
 in_models, in_output, in_server = (
     partial(option, panel=panel) for panel in ("Models", "Output", "Server")
 )
@@ -58,7 +59,7 @@ Keywords = Annotated[dict[str, Any], GenerationOptions]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderOptions(DraftingOptions):
+class DecoderOptions(DecodingOptions):
     """Which models to load, how to read prompts, and how to draft and verify."""
 
     model: str = in_models(
@@ -75,22 +76,6 @@ class DecoderOptions(DraftingOptions):
         "Draft: a folder or a name, with the target's tokenizer; or lookup, which needs no model "
         "and copies from the prompt and the output.",
         shown="the draft named in the target's config.json, if any",
-    )
-    chat: bool = in_models(False, "Apply the model's chat template to each prompt.")
-    prefix: str | None = in_models(
-        None,
-        "Text to put before each prompt that lacks it, for example 'summarize: '.",
-        shown="the prefix named in the model's config.json, if any",
-    )
-    max_source_length: int | None = in_models(
-        None,
-        "Longest prompt in tokens; a longer one is an error, unless --truncate cuts it.",
-        shown="the length in the model's config.json, else 512 for a T5",
-    )
-    truncate: bool = in_models(
-        False,
-        "Cut prompts that are too long: a T5's at the end, a decoder-only model's at the "
-        "beginning, to leave room for --max-tokens.",
     )
     dtype: str | None = in_models(
         None,

@@ -9,6 +9,7 @@ from .decoder import SpeculativeDecoder, process_facts
 from .html import STYLES as ORIGIN_STYLES
 from .options import (
     BatchOptions,
+    DecodingOptions,
     DraftingOptions,
     GenerationOptions,
     NumDraft,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from types import EllipsisType
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 
@@ -27,24 +26,25 @@ from ..distributed import ProcessGroup
 from ..documents import TextOptions, rewrite
 from ..errors import check_integer
 from ..models import SharingDraft
-from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
+from ..tokenizers import Prompt, PromptEncoder, Source, check_prompts
 from . import outputs
 from .drafting import pair_up, spelled
 from .options import (
     BatchOptions,
-    DraftingOptions,
+    DecodingOptions,
     GenerationOptions,
-    NumDraft,
+    LoadingOptions,
+    MakingOptions,
     SingleOptions,
-    VerifyRule,
     takes,
-    with_hints,
 )
 from .outputs import Chunk, Generation
 from .steady import steady_width
 
 NO_DRAFT = FixedSchedule(0)
 HOTTEST = 2.0  # draft lengths are learned together for all temperatures from here on
+
+_beginning = threading.Lock()  # of a schedule: a decoder with one of its own could not be pickled
 
 
 class SpeculativeDecoder:
@@ -61,16 +61,7 @@ class SpeculativeDecoder:
             output so far, without a model; or None to decode with the target alone.
         tokenizer: Needed for prompts and outputs as text; without it prompts are ids and texts of
             results are empty.
-        num_draft, delta, verify, lookup, min_ngram, max_ngram, draft_vocab, steady: See
-            `DraftingOptions`.
-        chat: Treat prompts that are text as a user's message, and apply the tokenizer's chat
-            template.
-        prefix: Put before each prompt that is text and does not begin with it; "" for none, None
-            for the `prefix` of the model's config.json. Ids and chats are left alone.
-        max_source_length: The longest prompt in tokens; None for the length that the model is made
-            for. A T5 can read more than it was made for, a decoder-only model cannot.
-        truncate: Cut longer prompts instead of refusing them: a T5's at the end, a decoder-only
-            model's at the beginning, to leave room for `max_tokens`.
+        options: Given as keywords, all of them optional; see `DecodingOptions`.
 
     `model` and `tokenizer` are attributes, and `draft`, which is the draft model or None.
 
@@ -78,76 +69,34 @@ class SpeculativeDecoder:
         ValueError: If an option is out of its range or the models' tokenizers differ.
     """
 
-    @with_hints
-    def __init__(
-        self,
-        model: LanguageModel,
-        draft: LanguageModel | Literal["lookup"] | None = None,
-        tokenizer: Tokenizer | None = None,
-        *,
-        num_draft: NumDraft = "auto",
-        delta: float = 0.0,
-        verify: VerifyRule = "auto",
-        lookup: bool = False,
-        min_ngram: int = 1,
-        max_ngram: int = 8,
-        draft_vocab: int | None = None,
-        steady: bool = False,
-        chat: bool = False,
-        prefix: str | None = None,
-        max_source_length: int | None = None,
-        truncate: bool = False,
-    ) -> None:
-        drafting = DraftingOptions(
-            num_draft, lookup, min_ngram, max_ngram, delta, verify, draft_vocab, steady
-        )
+    @takes(MakingOptions)
+    def __init__(self, model: LanguageModel, options: MakingOptions) -> None:
         self.model = model
-        self.draft, self._drafting = pair_up(model, draft, drafting)
-        self.tokenizer = tokenizer
+        self.draft, self._drafting = pair_up(model, options.draft, options)
+        self.tokenizer = options.tokenizer
         self._prompts = PromptEncoder(
             model,
-            tokenizer,
-            prefix=prefix,
-            chat=chat,
-            max_source_length=max_source_length,
-            truncate=truncate,
+            options.tokenizer,
+            prefix=options.prefix,
+            chat=options.chat,
+            max_source_length=options.max_source_length,
+            truncate=options.truncate,
         )
         self.prefix = self._prompts.prefix or ""  # of prompts, where they do not begin with it
-        self.is_steady = steady  # and prompts are decoded one at a time
+        self.is_steady = options.steady  # and prompts are decoded one at a time
         self.drafts = self.draft is not None or self._drafting.lookup  # whether anything is drafted
         self.draft_vocab = self._drafting.draft_vocab  # ids that the draft model proposes are below
         self.min_probability = float(getattr(model, "min_probability", 0))  # for `rewrite`
         self._draft_is_implied = False  # and so left out where none may be
         # Makes choices the same in all processes that share a target.
         self._broadcast = getattr(model, "broadcast", decoding.identity)
-        self._verifier = decoding.Verifier(delta, self._drafting.rule, self._broadcast)
+        self._verifier = decoding.Verifier(options.delta, self._drafting.rule, self._broadcast)
         self._schedules: dict[tuple[object, ...], AdaptiveSchedule] = {}  # by options
-        self._beginning = threading.Lock()  # of one of them
         self._width: int | None = None  # of steady passes, once it is known
 
     @classmethod
-    @with_hints
-    def from_pretrained(
-        cls,
-        model: str | Path,
-        draft: str | Path | EllipsisType | None = ...,
-        *,
-        num_draft: NumDraft = "auto",
-        delta: float = 0.0,
-        verify: VerifyRule = "auto",
-        lookup: bool = False,
-        min_ngram: int = 1,
-        max_ngram: int = 8,
-        draft_vocab: int | None = None,
-        steady: bool = False,
-        chat: bool = False,
-        prefix: str | None = None,
-        max_source_length: int | None = None,
-        truncate: bool = False,
-        adapter: str | Path | None = None,
-        dtype: mx.Dtype | str | None = None,
-        group: mx.distributed.Group | None = None,
-    ) -> SpeculativeDecoder:
+    @takes(LoadingOptions)
+    def from_pretrained(cls, model: str | Path, options: LoadingOptions) -> SpeculativeDecoder:
         """Load target and draft from folders, or by names that `load` looks up.
 
         Without `draft`, it is the one that the target's config.json names, if any, and if no
@@ -155,39 +104,30 @@ class SpeculativeDecoder:
         passed to `load`, the latter for both models. With a `group` of
         processes (`mx.distributed.init()`), the target is split among them, and each has the whole
         draft; all must then make the same calls. What they would do is compared before the models
-        are loaded.
+        are loaded. The other options are those of the class.
 
         Raises:
             StartError: In all processes, if their versions, weights or options differ.
         """
-        options: dict[str, Any] = {
-            "num_draft": num_draft, "delta": delta, "verify": verify, "lookup": lookup,
-            "min_ngram": min_ngram, "max_ngram": max_ngram, "draft_vocab": draft_vocab,
-            "steady": steady, "chat": chat, "prefix": prefix,
-            "max_source_length": max_source_length, "truncate": truncate,
-        }  # fmt: skip
+        own = {each.name: getattr(options, each.name) for each in fields(DecodingOptions)}
+        draft, adapter, dtype, group = options.draft, options.adapter, options.dtype, options.group
         if implied := draft is ...:
             target_folder = locate(model, adapter)
             draft = None if target_folder.adapter else named_draft(target_folder.path)
         if group is not None:
-            facts = process_facts(model, draft, dtype=dtype, adapter=adapter, **options)
+            facts = process_facts(model, draft, dtype=dtype, adapter=adapter, **own)
             ProcessGroup(group).compare(facts)
         target, tokenizer = load(model, adapter=adapter, dtype=dtype, group=group)
         small: Any = draft
         if draft is not None and draft != "lookup":
             small, _ = load(draft, dtype=dtype, target=target)
-        made = cls(target, small, tokenizer, **options)
+        made = cls(target, small, tokenizer, **own)
         made._draft_is_implied = implied
         return made
 
     def __getstate__(self) -> dict[str, object]:
         # Another device has another width and other costs.
-        state = self.__dict__ | {"_width": None, "_schedules": {}}
-        del state["_beginning"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state | {"_beginning": threading.Lock()}
+        return self.__dict__ | {"_width": None, "_schedules": {}}
 
     @takes(SingleOptions)
     def generate(self, prompt: Prompt, options: SingleOptions) -> Generation:
@@ -411,7 +351,7 @@ class SpeculativeDecoder:
             settings += sampler.greedy, temperature, sampler.top_k > 0, sampler.top_p < 1
             # A transform takes time, and changes what is accepted.
             settings += (sampler.transform.summary,) if sampler.transform else ()
-        with self._beginning:
+        with _beginning:
             if settings not in self._schedules:
                 models = [each.fingerprint if each else None for each in (self.model, self.draft)]
                 found = decoding.stored(*models, self.draft_vocab, *settings)

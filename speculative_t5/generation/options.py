@@ -6,16 +6,21 @@ keywords, see `takes`.
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial, wraps
+from pathlib import Path
+from types import EllipsisType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast, get_args
+
+import mlx.core as mx
 
 from ..checkpoints import RENAMED
 from ..decoding import (
     MAX_NGRAM,
     BeamOptions,
     EarlyStopping,
+    LanguageModel,
     LogitsProcessor,
     LogitsTransform,
     Rule,
@@ -35,9 +40,9 @@ VerifyRule = Literal["auto", "coupled", "token", "block"]
 NumDraft = int | Literal["auto"]
 Words = Sequence[str | Sequence[int]]
 
-in_sampling, in_output, in_constraints, in_beam_search, in_drafting = (
+in_sampling, in_output, in_constraints, in_beam_search, in_drafting, in_prompts = (
     partial(option, panel=panel)
-    for panel in ("Sampling", "Output", "Constraints", "Beam search", "Drafting")
+    for panel in ("Sampling", "Output", "Constraints", "Beam search", "Drafting", "Prompts")
 )
 
 BATCH, MAX_BATCH = 16, 2**16  # prompts side by side
@@ -285,7 +290,7 @@ class BatchOptions(GenerationOptions):
 
 
 @described
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DraftingOptions:
     """How a decoder drafts and verifies.
 
@@ -394,6 +399,51 @@ class DraftingOptions:
         return batch_size
 
 
+@described
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions(DraftingOptions):
+    """How a decoder reads prompts, and how it drafts and verifies; see `DraftingOptions`.
+
+    The prefix and the chat template are for prompts that are text: ids and chats are left alone.
+    """
+
+    chat: bool = in_prompts(False, "Apply the model's chat template to each prompt.")
+    prefix: str | None = in_prompts(
+        None,
+        "Text to put before each prompt that lacks it, for example 'summarize: '.",
+        shown="the prefix named in the model's config.json, if any",
+    )
+    max_source_length: int | None = in_prompts(
+        None,
+        "Longest prompt in tokens; a longer one is an error, unless --truncate cuts it.",
+        shown="the length in the model's config.json, else 512 for a T5",
+    )
+    truncate: bool = in_prompts(
+        False,
+        "Cut prompts that are too long: a T5's at the end, a decoder-only model's at the "
+        "beginning, to leave room for --max-tokens.",
+    )
+
+
+@dataclass(frozen=True)
+class MakingOptions(DecodingOptions):
+    """What `SpeculativeDecoder` takes besides the target."""
+
+    draft: LanguageModel | Literal["lookup"] | None = None
+    tokenizer: Tokenizer | None = None
+
+
+@dataclass(frozen=True)
+class LoadingOptions(DecodingOptions):
+    """What `SpeculativeDecoder.from_pretrained` takes besides the target."""
+
+    draft: str | Path | EllipsisType | None = ...
+    _: KW_ONLY
+    adapter: str | Path | None = None
+    dtype: mx.Dtype | str | None = None
+    group: mx.distributed.Group | None = None
+
+
 def as_items(name: str, value: object) -> tuple[Any, ...]:
     """Return an option's items, of which a text is one; refuse what has none."""
     if value is None:
@@ -411,39 +461,28 @@ def takes(
 ) -> Callable[[Callable[[S, A, Options], R]], Callable[Concatenate[S, A, P], R]]:
     """Let a method of one argument and options take the options' fields as keywords instead.
 
-    Python refuses others; type checkers, editors and `help` know them.
+    Python refuses others, with a hint at what to use; type checkers, editors and `help` know them.
     """
 
     def decorate(method: Callable[[S, A, Options], R]) -> Callable[Concatenate[S, A, P], R]:
-        own, keywords = inspect.signature(method), inspect.signature(options).parameters
+        own, fields = inspect.signature(method), inspect.signature(options).parameters
         first_two = [*own.parameters.values()][:2]
-        signature = own.replace(parameters=[*first_two, *keywords.values()])
+        signature = own.replace(parameters=[*first_two, *fields.values()])
 
         @wraps(method)
         def call(*args: Any, **keywords: Any) -> R:
+            for name in keywords:
+                if name not in signature.parameters:
+                    said = f"{method.__qualname__}() got an unexpected keyword argument {name!r}"
+                    raise TypeError(said + _hint(name, signature.parameters))
             given = signature.bind(*args, **keywords).arguments
             arguments = [given.pop(each.name) for each in first_two]
             return method(*arguments, options(**given))  # type: ignore[call-arg]
 
         call.__signature__ = signature  # type: ignore[attr-defined]
-        return with_hints(cast(Callable[Concatenate[S, A, P], R], call))
+        return cast(Callable[Concatenate[S, A, P], R], call)
 
     return decorate
-
-
-def with_hints(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function say what to use instead of a keyword that it does not know."""
-    known = inspect.signature(function).parameters
-
-    @wraps(function)
-    def call(*args: P.args, **keywords: P.kwargs) -> R:
-        for name in keywords:
-            if name not in known:
-                said = f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
-                raise TypeError(said + _hint(name, known))
-        return function(*args, **keywords)
-
-    return call
 
 
 def _hint(name: str, known: Collection[str]) -> str:
