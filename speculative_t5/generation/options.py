@@ -55,11 +55,6 @@ ITEMS = {
     "bad_words": "text or a list of texts and of lists of ids",
     "logits_processors": "a list of functions",
 }
-# Options that change logits.
-CONSTRAINTS = (
-    "repetition_penalty", "no_repeat_ngram_size", "min_tokens", "suppress_tokens", "bad_words",
-    "logit_bias", "forced_tokens", "logits_processors",
-)  # fmt: skip
 # What else has another name in transformers.
 OTHERS = {
     "do_sample": "temperature", "max_length": "max_tokens", "min_length": "min_tokens",
@@ -242,8 +237,6 @@ class GenerationOptions:
         `encode` takes an option's name and a text, and returns the ways that ids spell it. A bad
         word that is one of `end_ids` is ignored, as by transformers: an output may be empty.
         """
-        if all(getattr(self, name) == getattr(GenerationOptions, name) for name in CONSTRAINTS):
-            return None
         ends = frozenset(end_ids)
         words: list[tuple[int, ...]] = []
         for word in self.bad_words:
