@@ -18,10 +18,10 @@ from ..errors import check_integer, check_number
 from .results import read
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
-MAX_BAD_WORDS, MAX_NO_REPEAT = 10_000, 1_000
+MAX_BAD_WORDS = 10_000
 MAX_BAD_IDS = 2**20  # of bad words, each as long as the longest
 SHORT = 32  # tokens of n-grams that are compared one by one
-MAX_BIAS, MAX_PENALTY = 1e9, 1e4  # float32 can hold what they make of logits
+MAX_BIAS = 1e9  # float32 can hold what it makes of logits
 NOTHING_LEFT = (
     "the options forbid every token that could come next: leave out some that forbid tokens"
 )
@@ -92,14 +92,6 @@ class LogitsTransform:
                     f"a bias of logit_bias must be from -{MAX_BIAS:g} to {MAX_BIAS:g}, or -inf, "
                     f"got {bias}"
                 )
-        penalty = check_number("repetition_penalty", self.repetition_penalty)
-        if not 1 / MAX_PENALTY <= penalty <= MAX_PENALTY:
-            raise ValueError(
-                f"repetition_penalty must be from {1 / MAX_PENALTY:g} to {MAX_PENALTY:g} (1 is "
-                f"off), got {penalty}"
-            )
-        check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_NO_REPEAT)
-        check_integer("min_tokens", self.min_tokens, 0)
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise ValueError(
                 f"bad_words must be at most {MAX_BAD_WORDS:,}, got {len(self.bad_words):,}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..errors import check_integer, check_number
+from ..errors import check_number
 from .logits import LogitsTransform, TokenHistory
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
@@ -38,7 +38,6 @@ class Sampler:
             raise ValueError(
                 f"temperature must be 0 or at least {MIN_TEMPERATURE:g}, got {self.temperature}"
             )
-        check_integer("top_k", self.top_k, 0)
         if not 0 < check_number("top_p", self.top_p) <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1 (1 is off), got {self.top_p}")
 

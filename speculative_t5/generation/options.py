@@ -85,7 +85,7 @@ class GenerationOptions:
         256, "Upper bound on the tokens of an output, EOS included.", least=1
     )
     temperature: float = in_sampling(0.0, "0 decodes greedily; above 0, tokens are sampled.")
-    top_k: int = in_sampling(0, "Sample from the K most probable tokens; 0 for all.")
+    top_k: int = in_sampling(0, "Sample from the K most probable tokens; 0 for all.", least=0)
     top_p: float = in_sampling(
         1.0,
         "Of those, sample from the most probable tokens that together have probability P; 1 for "
@@ -97,12 +97,17 @@ class GenerationOptions:
     speculative: bool = True
     max_new_tokens: int | None = None
     repetition_penalty: float = in_constraints(
-        1.0, "Above 1, tokens that the output already has become less probable."
+        1.0,
+        "Above 1, tokens that the output already has become less probable.",
+        least=1e-4,
+        most=1e4,
     )
     no_repeat_ngram_size: int = in_constraints(
-        0, "Let no sequence of N tokens occur twice; 0 is off."
+        0, "Let no sequence of N tokens occur twice; 0 is off.", least=0, most=1000
     )
-    min_tokens: int = in_constraints(0, "Let no output end before it has this many tokens.")
+    min_tokens: int = in_constraints(
+        0, "Let no output end before it has this many tokens.", least=0
+    )
     suppress_tokens: Sequence[int] = in_constraints(
         (), "Ids that no output may contain, separated by commas."
     )
@@ -124,10 +129,10 @@ class GenerationOptions:
     )
     scores: bool = in_output(False, "Also give the logarithm of each output's probability.")
     num_beams: int = in_beam_search(
-        1, "Width of a beam search, which uses no draft; 1 is no search."
+        1, "Width of a beam search, which uses no draft; 1 is no search.", least=1
     )
     length_penalty: float = in_beam_search(
-        1.0, "Above 0 a search prefers long outputs, below 0 short ones."
+        1.0, "Above 0 a search prefers long outputs, below 0 short ones.", least=-20.0, most=20.0
     )
     early_stopping: EarlyStopping = in_beam_search(
         False,
