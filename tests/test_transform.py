@@ -4,7 +4,6 @@ from itertools import product
 from typing import Any
 
 from speculative_t5.decoding import LogitsTransform, TokenHistory
-from speculative_t5.decoding import logits as logits_module
 
 import mlx.core as mx
 import numpy as np
@@ -51,14 +50,6 @@ def test_rows_and_places_are_transformed_as_sequences_are(options: dict[str, Any
                 before = [*context, *drafted[row, : count - length + 1 + place].tolist()]
                 expected = transformed(transform, logits[row, place].tolist(), before, start)
                 np.testing.assert_allclose(found[row, place], expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("ngram", [2, 3, 5])
-def test_long_ngrams_are_those_of_the_definition(
-    ngram: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logits_module, "SHORT", 1)
-    test_rows_and_places_are_transformed_as_sequences_are({"no_repeat_ngram_size": ngram})
 
 
 @pytest.mark.parametrize("found", [None, mx.zeros((1, 3)), mx.zeros(SIZE)])

@@ -20,7 +20,6 @@ from .results import read
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 MAX_BAD_WORDS = 10_000
 MAX_BAD_IDS = 2**20  # of bad words, each as long as the longest
-SHORT = 32  # tokens of n-grams that are compared one by one
 MAX_BIAS = 1e9  # float32 can hold what it makes of logits
 NOTHING_LEFT = (
     "the options forbid every token that could come next: leave out some that forbid tokens"
@@ -261,36 +260,13 @@ def _repeating(tokens: mx.array, ngram: int, logits: mx.array) -> mx.array:
     count = total - ngram + 1
     ends = mx.arange(total - length + 1, total + 1)  # tokens before each position, (L,)
     same = mx.broadcast_to(mx.arange(count) + ngram - 1 < ends[:, None], (batch, length, count))
-    if 1 < ngram <= SHORT:
+    if ngram > 1:
         last = _before(tokens, length, ngram - 1)[:, :, None]
         occurred = mx.as_strided(tokens, (batch, 1, count, ngram - 1), (total, 0, 1, 1))
         # A window that begins before a row's first token occurs nowhere else.
         same = same & mx.all(occurred == last, axis=-1)
-    elif ngram > SHORT:
-        names = mx.where(tokens[:, : count + 1] == NOTHING, NOTHING, _names(tokens, ngram - 1))
-        lacking = max(0, length - count - 1)
-        last = mx.pad(names, [(0, 0), (lacking, 0)], constant_values=NOTHING)[:, -length:, None]
-        same = same & (names[:, None, :count] == last) & (last != NOTHING)
     followed = mx.where(same, tokens[:, None, ngram - 1 :], NOTHING)
     return _marked(followed, size)
-
-
-def _names(tokens: mx.array, size: int) -> mx.array:
-    """Return a number for the `size` tokens from each one on, (B, T - size + 1) int32.
-
-    Two numbers of a row are equal if their tokens are. Each step numbers pairs of numbers in their
-    order, and so doubles how many tokens a number stands for.
-    """
-    names, width = tokens, 1
-    while width < size:
-        step = min(width, size - width)
-        pairs = names[:, :-step].astype(mx.int64) * 2**32 + names[:, step:]
-        order = mx.argsort(pairs, axis=-1)
-        ordered = mx.take_along_axis(pairs, order, axis=-1)
-        changes = mx.pad(ordered[:, 1:] != ordered[:, :-1], [(0, 0), (1, 0)])
-        ranks = mx.cumsum(changes.astype(mx.int32), axis=-1)
-        names, width = mx.put_along_axis(ranks, order, ranks, axis=-1), width + step
-    return names
 
 
 def _called(processor: LogitsProcessor, tokens: mx.array, logits: mx.array) -> mx.array:

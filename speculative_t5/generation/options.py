@@ -103,7 +103,7 @@ class GenerationOptions:
         most=1e4,
     )
     no_repeat_ngram_size: int = in_constraints(
-        0, "Let no sequence of N tokens occur twice; 0 is off.", least=0, most=1000
+        0, "Let no sequence of N tokens occur twice; 0 is off.", least=0, most=32
     )
     min_tokens: int = in_constraints(
         0, "Let no output end before it has this many tokens.", least=0
