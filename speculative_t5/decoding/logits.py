@@ -259,14 +259,7 @@ def _repeating(tokens: mx.array, ngram: int, logits: mx.array) -> mx.array:
 
 def _called(processor: LogitsProcessor, tokens: mx.array, logits: mx.array) -> mx.array:
     """Return a processor's result (1, V) as float32; refuse another."""
-    try:
-        found = processor(tokens, logits)
-    except StopIteration as error:  # which would end a generator that has called this
-        name = getattr(processor, "__qualname__", repr(processor))
-        raise RuntimeError(
-            f"the logits processor {name} raised StopIteration: give next() a default, or "
-            "raise another error"
-        ) from error
+    found = processor(tokens, logits)
     if not isinstance(found, mx.array) or found.shape != logits.shape:
         shape = getattr(found, "shape", None)
         what = type(found).__name__ if shape is None else f"shape {tuple(shape)}"
