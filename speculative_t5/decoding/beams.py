@@ -219,7 +219,14 @@ class _Search:
             elif len(going_on) < self.options.num_beams:
                 going_on.append((row, beam))
         self.done = not going_on or self._is_decided(going_on[0][1])
-        return [] if self.done else self._assign(going_on)
+        if self.done:
+            return []
+        going_on.sort(key=lambda each: each[0])  # in the order of rows: where all go on, none moves
+        # What fills a row has to have as many tokens as the others.
+        row, beam = going_on[0]
+        going_on += [(row, _Beam(beam.tokens))] * (self.options.num_beams - len(going_on))
+        self.beams = [beam for _, beam in going_on]
+        return [row for row, _ in going_on]
 
     def _finish(self, beam: _Beam, reason: FinishReason) -> None:
         tokens = beam.tokens if reason == "length" else beam.tokens[:-1]
@@ -240,19 +247,6 @@ class _Search:
         at_best = options.early_stopping == "never" and options.length_penalty > 0
         length = self.budget if at_best else self.num_tokens
         return self._score(best, length) <= self.finished[-1].score
-
-    def _assign(self, going_on: Sequence[tuple[int, _Beam]]) -> list[int]:
-        """Give beams rows, their parent's if it is free; return the row that each row continues."""
-        parents = list(range(len(self.beams)))
-        free = [row for row in parents if all(row != parent for parent, _ in going_on)]
-        # What fills a row has to have as many tokens as the others.
-        self.beams = [_Beam(going_on[0][1].tokens) for _ in parents]
-        taken: set[int] = set()
-        for parent, beam in going_on:
-            row = free.pop(0) if parent in taken else parent
-            taken.add(row)
-            parents[row], self.beams[row] = parent, beam
-        return parents
 
     def result(self, seconds: float) -> BeamResult:
         found = self.finished[: self.options.num_return_sequences]
