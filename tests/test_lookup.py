@@ -79,7 +79,7 @@ def test_proposals_equal_those_of_a_search_of_the_whole_text(alphabet: int) -> N
             assert proposed == plain, (source, output[:length], assumed, num_draft, sizes)
             found += bool(plain)
             length += rng.choice((1, 1, 2, 3, 9))
-        if len(output) > 9:  # a shorter output rebuilds the index
+        if len(output) > 9:  # a shorter output begins anew
             assert lookup.propose(output[:5], 5) == look_up(source, output[:5], 5, *sizes)
     assert found > 75
 

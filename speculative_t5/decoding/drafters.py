@@ -119,7 +119,7 @@ class LookupDrafter:
         self._lookups = [self._lookup(prompt) for prompt in prompts]
 
     def propose(self, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys) -> Draft:
-        if num_draft == 0:  # the texts are indexed once something is asked for
+        if num_draft == 0:  # the texts are read once something is asked for
             return empty_draft(len(contexts))
         return self.as_draft(self.find(contexts, num_draft, [()] * len(contexts)))
 
