@@ -149,7 +149,7 @@ def write_gemma(
 
 
 def write_adapter(folder: Path, model: Any, base: Path | str, **options: Any) -> Any:
-    """Save a random adapter for a model (torch); returns the model with that merged into it."""
+    """Save a random adapter for a model (torch); returns both, as trained, not merged."""
     import peft
     import torch
 
@@ -167,6 +167,13 @@ def write_adapter(folder: Path, model: Any, base: Path | str, **options: Any) ->
         path.write_text(
             json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(base)})
         )
+        return changed.eval()
+
+
+def merged_by_peft(changed: Any) -> Any:
+    """Return the model of `write_adapter` with the adapter merged into it."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
         return changed.merge_and_unload().eval()
 
 

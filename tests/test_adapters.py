@@ -23,6 +23,7 @@ from conftest import edit_json
 from families import (
     SHAPE,
     assert_close,
+    merged_by_peft,
     reference_logits,
     write_adapter,
     write_family,
@@ -42,6 +43,10 @@ BASES: dict[str, Callable[[Path], Any]] = {
     "t5gemma2": lambda folder: write_gemma(folder, 2),
 }
 T5S, GEMMAS = ("t5", "t5_v1_1"), ("t5gemma", "t5gemma2")
+TIED = [  # of the output head and the embedding, which are one, training changes one alone
+    (("t5gemma",), ["embed_tokens", "v_proj"], None), (("t5gemma",), ["q_proj"], "embed_tokens"),
+    (GEMMAS, ["out_proj", "k_proj"], None), (("t5",), ["lm_head", "v"], None),
+]  # fmt: skip
 LORAS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # and the bases that they are for
     "every matrix": ((*T5S, *GEMMAS), {"target_modules": "all-linear"}),
     "rank-stabilized": (T5S, {"target_modules": ["q", "v"], "use_rslora": True}),
@@ -54,7 +59,9 @@ LORAS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # and the bases th
     "norms": (T5S, {"target_modules": ["k"], "modules_to_save": ["layer_norm"]}),
     "a head of its own": (("t5",), {"target_modules": ["o"], "modules_to_save": ["lm_head"]}),
     "norms of T5Gemma": (GEMMAS, {"target_modules": ["k_proj"], "modules_to_save": ["norm"]}),
-    "embeddings": (("t5gemma",), {"target_modules": ["embed_tokens", "v_proj"]}),
+    **{f"tied head: {' '.join(targets)} {saved}": (
+        bases, {"target_modules": targets, "modules_to_save": [saved] if saved else None}
+    ) for bases, targets, saved in TIED},
 }  # fmt: skip
 CASES = [(lora, base) for lora, (bases, _) in LORAS.items() for base in bases]
 
@@ -71,9 +78,11 @@ def test_merged_models_compute_what_peft_computes(lora: str, base: str, tmp_path
     folder, adapter = tmp_path / "base", tmp_path / "adapter"
     reference = write_adapter(adapter, BASES[base](folder), folder, **LORAS[lora][1])
     expected = reference_logits(reference, SOURCE, TARGET)
+    if not lora.startswith("tied head"):  # where PEFT warns of merging
+        theirs = reference_logits(merged_by_peft(reference), SOURCE, TARGET)
+        assert_close(mx.array(theirs), expected)
     assert_close(logits(folder, adapter), expected)
-    merged = convert(str(adapter), tmp_path / "merged")
-    assert_close(logits(merged), expected)
+    assert_close(logits(convert(str(adapter), tmp_path / "merged")), expected)
     convert(str(folder), tmp_path / "converted")
     shutil.rmtree(folder)
     (tmp_path / "converted").rename(folder)
@@ -100,9 +109,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = SHAPE | {"d_model": 64, "d_ff": 64, "vocab_size": 120}
     model = write_model(root / "base", shape, own_head=False)
     write_tokenizer(root / "base", "spiece")
-    merged = write_adapter(root / "lora", model, root / "base", target_modules=["q", "v"])
+    changed = write_adapter(root / "lora", model, root / "base", target_modules=["q", "v"])
     shutil.copytree(root / "base", root / "reference")
-    merged.save_pretrained(root / "reference")
+    merged_by_peft(changed).save_pretrained(root / "reference")
     return root
 
 
@@ -160,8 +169,11 @@ def test_every_command_takes_an_adapter(here: Path, call: Call) -> None:
     (here / "prompts.txt").write_text(f"{prompt}\n")
     (record,) = call("batch", str(here / "prompts.txt"), "--adapter", "lora", *wanted).records
     assert record["text"] == text
-    done = call("convert", "--adapter", str(here / "lora"), "--output", str(here / "out"))
+    done = call("document", str(here / "prompts.txt"), "--adapter", "lora", *wanted)
+    assert done.code == 0
+    done = call("convert", "--adapter", "lora", "--output", str(here / "out"))
     assert done.code == 0 and done.out.startswith(str(here / "out"))
+    call("--prompt", "A.", "--adapter", "base").check_error("base is not an adapter")
     call("--prompt", "A.", "--model", "reference", "--adapter", "lora").check_error("base")
 
 
@@ -192,13 +204,16 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (set_config(init_lora_weights="pissa_niter_4"), "init_lora_weights 'pissa_niter_4', which is"),
     (set_config(lora_bias=True), "with lora_bias True, which is not offered"),
     (set_config(trainable_token_indices=[1]), r"trainable_token_indices \[1\], which is not"),
+    (set_config(lora_alpha=10**400), "adapter_config.json: alpha is 1000.*, expected a number up"),
+    (set_config(alpha_pattern={"a{9999999999999999}": 1}), "alpha_pattern is .*, expected names"),
+    (set_config(base_model_name_or_path="a" * 300), "is an adapter that names no model: give the"),
+    (set_config(revision="v2"), "is an adapter for revision 'v2' of base: download that, and give"),
     (set_config(lora_alpha="8"), "adapter_config.json: alpha is '8', expected a number"),
     (set_config(alpha_pattern={"(.*)*x": 1}), "alpha_pattern is .*, expected names or simple"),
     (set_config(alpha_pattern={"(": 1}), "alpha_pattern is .*, expected names or"),
     (set_config(alpha_pattern=[1]), r"alpha_pattern is \[1\], expected names"),
     (set_config(base_model_name_or_path=None), "is an adapter that names no model: give the model"),
-    (set_config(base_model_name_or_path="no/where"), "the model of the adapter .* is missing: no"),
-    (set_config(base_model_name_or_path="lora"), "is an adapter: convert it to a model first"),
+    (set_config(base_model_name_or_path="/no/where"), "the model of the adapter .* is missing: no"),
     (rename("SelfAttention.q", "r"), "r.weight, which this model does not have: give base as"),
     (rename("lora_B", "lora_D"), "has {'lora_A': .*}.* expected .*|lora_D.* does not have: give"),
     (rename("lora_A", "lora_embedding_A"), "has {'lora_B': .*, 'lora_embedding_A': .*}.* expected"),
@@ -223,9 +238,9 @@ def test_what_cannot_be_merged_is_refused(
 
 
 def test_an_adapter_for_another_model_is_refused(here: Path) -> None:
-    with refused("is an adapter for base, and the model is reference: give base as the model"):
+    with refused("is an adapter for base, and the model is reference: give base as the model, or"):
         load("reference", adapter="lora")
-    with refused("base is not an adapter: give a folder with adapter_config.json"):
+    with refused("base is not an adapter: give a folder with adapter_config.json and no model"):
         load("base", adapter="base")
     with refused("does not go with an adapter: leave --revision out|--revision"):
         convert(str(here / "lora"), here / "out", revision="main")
@@ -245,9 +260,13 @@ def test_adapters_come_from_the_hub(
     edit_json(here / "lora" / ADAPTER_CONFIG, base_model_name_or_path="someone/base")
     shutil.move(here, hub.root / "someone")
     use(monkeypatch, hub.endpoint, cache=tmp_path / "cache")
-    expected = np.array(logits("someone/lora"))
+    merged = convert("someone/lora", tmp_path / "out")
     assert {ADAPTER_CONFIG, ADAPTER_WEIGHTS[0], "model.safetensors"} <= {*hub.downloads()}
-    assert_close(logits(convert("someone/lora", tmp_path / "out")), expected)
+    expected = np.array(logits("someone/lora"))
+    assert_close(logits(merged), expected)
+    quantized = convert("someone/base", quantize=8)
+    assert ModelFolder(quantized).origin["repository"] == "someone/base"
+    assert_close(logits("someone/lora"), expected)
     assert ModelFolder(tmp_path / "out").origin == {
         "base": "base", "adapter": "lora", "dtype": None, "quantize": None, "group_size": 64,
         "keep_wo": None,

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,16 @@ def test_a_completion_for_t5gemma_is_what_it_would_write(tmp_path: Path) -> None
     (given,) = [example for example in data.train + data.valid if example.completion]
     assert given.completion == [*tokenizer.encode("He goes.")[1:], EOS]
     assert given.prompt == tokenizer.encode("a") and given.prompt[0] == 2
+
+
+def test_labels_end_as_the_outputs_do(tmp_path: Path) -> None:
+    """Where several ids may end an output."""
+    model = tiny_gemma("t5gemma", vocab_size=20, seed=0, layers=2)
+    model.info = replace(model.info, eos_token_ids=frozenset(range(1, 8)))
+    given = [Example(line, [5, line, 9, 1], None) for line in range(2, 14)]
+    labels = label(model, given, tmp_path / "labels.jsonl", max_tokens=12)
+    ends = {each.tokens[-1] for each in labels if len(each.tokens) < 12}
+    assert len(ends) > 1 and ends <= set(range(1, 8))
 
 
 def test_a_completion_of_other_ids_than_the_targets_is_skipped(tmp_path: Path) -> None:

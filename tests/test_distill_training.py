@@ -10,7 +10,7 @@ from speculative_t5.bench import Run
 from speculative_t5.distill import LOSSES, Agreement, Judgement, Speed, Task, judge, training
 from speculative_t5.distill import judgement as judging
 from speculative_t5.distill.judgement import MOST, speed_of
-from speculative_t5.models.t5 import T5
+from speculative_t5.models.t5 import T5, Head
 
 import mlx.core as mx
 import numpy as np
@@ -104,8 +104,10 @@ def test_losses_and_gradients_are_those_of_the_formulas(
         return target[first:last]
 
     widest, logits = (size, None) if loss == "ce" else (SIZE, target_logits)
-    found = training.head_loss(loss, hidden, weight, labels, logits, widest)
-    expected = mx.value_and_grad(lambda x: formula(loss, x @ weight.T, labels, target))(hidden)
+    found = training.head_loss(loss, hidden, weight, labels, logits, widest, Head(cap=2.0).capped)
+    expected = mx.value_and_grad(
+        lambda x: formula(loss, 2.0 * mx.tanh(x @ weight.T / 2.0), labels, target)
+    )(hidden)
     assert found[0] == pytest.approx(expected[0].item(), rel=1e-4)
     assert mx.allclose(found[1], expected[1], rtol=1e-4, atol=1e-5)
     assert max(asked, default=0) <= training.LOGITS, "no more of them exist at a time"

@@ -14,6 +14,7 @@ from speculative_t5.checkpoints import (
     ModelFolder,
     default_type_of,
     dtype_name,
+    locate,
     model_folder,
     read_task,
     save_draft,
@@ -103,14 +104,14 @@ def test_a_draft_is_looked_for_beside_its_target(elsewhere: Path) -> None:
     target = put(elsewhere / "copied", "correct-base")
     edit_json(target / "config.json", draft="correct-small")
     shipped = REPOSITORY / "weights" / "correct-small"
-    assert model_folder.named_draft(target) == shipped
+    assert model_folder.named_draft(ModelFolder(target)) == shipped
     beside = put(elsewhere / "copied", "correct-small")
-    assert model_folder.named_draft(target) == beside
-    assert model_folder.named_draft("correct-base") == shipped
-    assert model_folder.named_draft("correct-small") is None
+    assert model_folder.named_draft(ModelFolder(target)) == beside
+    assert model_folder.named_draft(locate("correct-base")) == shipped
+    assert model_folder.named_draft(locate("correct-small")) is None
     for draft in ("not-here", "../correct-small", "", 3, None):
         edit_json(target / "config.json", draft=draft)
-        assert model_folder.named_draft(target) is None
+        assert model_folder.named_draft(ModelFolder(target)) is None
 
 
 def test_a_model_may_have_a_least_probability(elsewhere: Path) -> None:

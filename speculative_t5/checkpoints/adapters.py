@@ -21,6 +21,8 @@ from .model_folder import ADAPTER_CONFIG, ModelFolder
 from .tensors import Shape, StoredTensor, as_mlx, as_numpy
 
 AGAIN = "download or save the adapter again"
+MOST_ALPHA = 10**6
+LONGEST = 255  # characters of a base's name or path
 # Settings by which an adapter computes something else than what is merged here.
 NOT_OFFERED = ("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication",
                "lora_bias", "monteclora_config", "target_parameters", "trainable_token_indices",
@@ -94,7 +96,7 @@ class Adapter:
     def base(self) -> str | None:
         """The name or path of the model that it was trained on, if it says so."""
         name = self.config.get("base_model_name_or_path")
-        return name if isinstance(name, str) and name else None
+        return name if isinstance(name, str) and 0 < len(name) <= LONGEST else None
 
     def changes(self) -> dict[str, Change]:
         """Return what the adapter changes, by the names of weights in the trained model."""
@@ -119,6 +121,7 @@ class Adapter:
         An output `head` may be new, where that of the base is its embedding.
         """
         base = printable(self.base or "the model that it was trained on")
+        advice = f"give {base} as the model, or merge it with PEFT"
         if not changes:
             raise ValueError(f"{self.folder.path} changes nothing in a model of texts: {AGAIN}")
         merged = dict(tensors)
@@ -127,13 +130,13 @@ class Adapter:
             if stored is None or name not in (head, *tensors):
                 raise ValueError(
                     f"{self.folder.path} changes {printable(name)}, which this model does not "
-                    f"have: give {base} as the model"
+                    f"have: {advice}"
                 )
             shapes = {part: tensor.shape for part, tensor in sorted(change.parts.items())}
             if shapes != (expected := _expected(stored.shape, shapes)):
                 raise ValueError(
                     f"{self.folder.path} has {shown(shapes)} for {printable(name)}, expected "
-                    f"{shown(expected)}: give {base} as the model"
+                    f"{shown(expected)}: {advice}"
                 )
             merged[name] = stored
             if shapes:
@@ -149,7 +152,7 @@ class Adapter:
         """Patterns for the names of modules, each with its alpha."""
         found = self.config.get("alpha_pattern") or {}
         if isinstance(found, dict) and all(map(SAFE.fullmatch, found)):
-            with contextlib.suppress(re.error):
+            with contextlib.suppress(re.error, OverflowError):
                 return [(re.compile(rf"(.*\.)?({each})$"), found[each]) for each in found]
         raise ValueError(
             f"{self.folder.path / ADAPTER_CONFIG}: alpha_pattern is {shown(found)}, expected names "
@@ -160,9 +163,10 @@ class Adapter:
         """Return the alpha of the first pattern that fits a module, or else the common one."""
         common: Any = self.config.get("lora_alpha")
         found = next((value for each, value in self._patterns if each.match(module)), common)
-        if type(found) not in (int, float) or not math.isfinite(found):
+        if type(found) not in (int, float) or not abs(found) <= MOST_ALPHA:
             raise ValueError(
-                f"{self.folder.path / ADAPTER_CONFIG}: alpha is {shown(found)}, expected a number"
+                f"{self.folder.path / ADAPTER_CONFIG}: alpha is {shown(found)}, expected a number "
+                f"up to {MOST_ALPHA:,}"
             )
         return float(found)
 

@@ -13,7 +13,7 @@ from ..models import ModelConfig, Quantization
 from ..tokenizers import TOKENIZER_FILES
 from . import model_folder
 from .hub import download, flat_name, look_up
-from .loading import as_dtype, locate, short_name
+from .loading import as_dtype, here, locate, short_name
 from .model_folder import ModelFolder
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
 from .tasks import TASKS
@@ -91,7 +91,7 @@ def convert(
     if exists and not force and not source and is_same:
         note(f"{output} exists already, made from {model}; --force converts it again")
         return output
-    if any(output.resolve() in (here, *here.parents) for here in read):
+    if any(output.resolve() in (each, *each.parents) for each in read):
         raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
     if exists and not force:
         raise ValueError(
@@ -109,8 +109,11 @@ def convert(
     if source is None or adapter is not None or source.is_adapter:
         if revision is not None:
             raise ValueError("a revision does not go with an adapter: leave --revision out")
-        source = locate(source.path.resolve() if source else model, adapter)
+        source = locate(here(model), here(adapter) if adapter is not None else None)
         assert source.adapter is not None
+        read += [source.path.resolve(), source.adapter.path.resolve()]
+        if any(output.resolve() in (each, *each.parents) for each in read):
+            raise ValueError(f"{output} is or holds what is merged: choose another --output")
         merged = {"base": short_name(source.path), "adapter": short_name(source.adapter.path)}
         extra["converted_from"] = merged | options
     checkpoint = open_checkpoint(source)

@@ -17,7 +17,7 @@ from .adapters import Adapter
 from .conversion import new_layout, num_bytes, num_parameters, quantized
 from .decoder_only import inspect_decoder_only
 from .hub import look_up
-from .loading import DTYPES, locate
+from .loading import DTYPES, here, locate
 from .model_folder import ModelFolder, model_folders
 from .t5 import open_checkpoint
 from .t5_draft import inspect_draft
@@ -71,9 +71,8 @@ class Inspection:
 def inspect(model: str, *, adapter: str | None = None, revision: str | None = None) -> Inspection:
     """Inspect what `convert` takes; weights are downloaded only to merge an adapter into them."""
     kinds: dict[str, mx.Dtype] = {}
-    is_here = Path(model).is_dir()
-    if adapter is not None or is_here:
-        folder = locate(Path(model).resolve() if is_here else model, adapter)
+    if adapter is not None or Path(model).is_dir():
+        folder = locate(here(model), here(adapter) if adapter is not None else None)
         checkpoint = open_checkpoint(folder)
         config, kinds = checkpoint.config, checkpoint.dtypes
         chosen = checkpoint.default_type

@@ -10,7 +10,7 @@ import mlx.core as mx
 from .. import device
 from ..cpu import accelerate
 from ..device import DefaultType
-from ..errors import printable
+from ..errors import printable, shown
 from ..models import (
     T5,
     DecoderOnlyModel,
@@ -139,38 +139,67 @@ def as_dtype(dtype: mx.Dtype | str | None) -> mx.Dtype | None:
 def locate(name_or_path: str | Path, adapter: str | Path | None = None) -> ModelFolder:
     """Find the folder of a model, or download it; see `load`.
 
-    The base of an adapter that is given alone is the one that it names.
+    An adapter that is given alone, or as both, is for the model that it names.
     """
-    folder = ModelFolder(_find(name_or_path))
-    if adapter is None and not folder.is_adapter:
-        return folder
-    changed_by = folder if adapter is None else ModelFolder(_find(adapter))
-    if not changed_by.is_adapter:
-        raise ValueError(f"{adapter} is not an adapter: give a folder with {ADAPTER_CONFIG}")
-    base = Adapter(changed_by).base
     if adapter is None:
-        if base is None:
-            raise ValueError(
-                f"{name_or_path} is an adapter that names no model: give the model that it was "
-                "trained on, and this as its adapter"
-            )
-        # It may have been trained from a folder elsewhere, which is here by its name alone.
-        is_here = find_folder(base) is None and find_folder(short_name(base))
-        name_or_path = short_name(base) if is_here else base
-        try:
-            folder = ModelFolder(_find(name_or_path))
-        except ValueError as error:
-            error.args = (f"the model of the adapter {changed_by.path} is missing: {error}",)
-            raise
-    names = {name_or_path, folder.path.resolve(), folder.origin.get("repository", "")}
-    if base and short_name(base) not in map(short_name, names):
+        folder = ModelFolder(_find(name_or_path))
+        if not folder.is_adapter:
+            return folder
+    changed_by = ModelFolder(_find(name_or_path if adapter is None else adapter))
+    if not changed_by.is_adapter:
         raise ValueError(
-            f"{changed_by.path} is an adapter for {printable(base)}, and the model is "
-            f"{name_or_path}: give {printable(base)} as the model"
+            f"{adapter} is not an adapter: give a folder with {ADAPTER_CONFIG} and no model"
         )
+    settings = Adapter(changed_by)
+    if adapter is None or adapter == name_or_path:
+        folder = ModelFolder(_find_base(settings))
+    else:
+        _check_base(settings, name_or_path)
+        folder = ModelFolder(_find(name_or_path, to_merge=True))
     if folder.kind != "t5":
         raise ValueError(f"{folder.path} takes no adapter, as it is no T5 or T5Gemma: give one")
     return ModelFolder(folder.path, changed_by)
+
+
+def _find_base(adapter: Adapter) -> Path:
+    """Find the model that an adapter names."""
+    path, base, revision = adapter.folder.path, adapter.base, adapter.config.get("revision")
+    if base is None:
+        raise ValueError(
+            f"{path} is an adapter that names no model: give the model that it was trained on, and "
+            "this as its adapter"
+        )
+    if revision not in (None, "main"):
+        raise ValueError(
+            f"{path} is an adapter for revision {shown(revision)} of {printable(base)}: download "
+            "that, and give its folder as the model"
+        )
+    # What was trained on a folder elsewhere is here by its name alone.
+    is_elsewhere = base.count("/") != 1 and not find_folder(base)
+    try:
+        return _find(short_name(base) if is_elsewhere else base, to_merge=True)
+    except ValueError as error:
+        error.args = (f"the model of the adapter {path} is missing: {error}",)
+        raise
+
+
+def _check_base(adapter: Adapter, name_or_path: str | Path) -> None:
+    """Refuse an adapter that names another model."""
+    names, found = {str(name_or_path)}, find_folder(name_or_path)
+    if found:
+        repository = ModelFolder(found).origin.get("repository")
+        names |= {str(found.resolve())} | ({repository} if isinstance(repository, str) else set())
+    if adapter.base and short_name(adapter.base) not in map(short_name, names):
+        base, path = printable(adapter.base), adapter.folder.path
+        raise ValueError(
+            f"{path} is an adapter for {base}, and the model is {name_or_path}: give {base} as the "
+            f"model, or write this one's name in {ADAPTER_CONFIG}"
+        )
+
+
+def here(name_or_path: str) -> str:
+    """Return the absolute path of a folder, which no model's name stands before; or the name."""
+    return str(Path(name_or_path).resolve()) if Path(name_or_path).is_dir() else name_or_path
 
 
 def short_name(name_or_path: str | Path) -> str:
@@ -179,16 +208,24 @@ def short_name(name_or_path: str | Path) -> str:
     return cached[1] if cached else name_of_folder(Path(name_or_path))
 
 
-def _find(name_or_path: str | Path) -> Path:
-    """Find a folder of a model or an adapter by its path or name, or download it."""
+def _find(name_or_path: str | Path, *, to_merge: bool = False) -> Path:
+    """Find a folder of a model or an adapter by its path or name, or download it.
+
+    Where an adapter is `to_merge` into it, it is not one that was quantized from a repository.
+    """
     if not isinstance(name_or_path, str | Path) or not str(name_or_path):
         raise ValueError(f"a model must be given by its name or path, got {name_or_path!r}")
-    if found := find_folder(name_or_path):
-        return found
     name = str(name_or_path)
+    found = find_folder(name_or_path)
+    if found and not (
+        to_merge
+        and ModelFolder(found).origin.get("repository") == name
+        and ModelFolder(found).setting("quantization")
+    ):
+        return found
     try:
         flat_name(name)  # refused here, if it cannot be one
-        return find_cached(name) or download(name, *look_up(name, any_kind=True))
+        return find_cached(name) or download(name, *look_up(name, any_kind=not to_merge))
     except ValueError as error:
         known = ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
         raise ValueError(

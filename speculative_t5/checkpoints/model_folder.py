@@ -320,14 +320,12 @@ def find_folder(name_or_path: str | Path) -> Path | None:
     return named or next((m.path for m in models if m.origin.get("repository") == name), None)
 
 
-def named_draft(model: str | Path) -> Path | None:
+def named_draft(folder: ModelFolder) -> Path | None:
     """Find the draft that a target's config.json names, beside the target or by name, if any."""
-    folder = find_folder(model)
-    name = ModelFolder(folder).draft if folder else None
-    if folder is None or name is None:
+    if folder.draft is None:
         return None
-    beside = folder.resolve().parent / name
-    return beside if beside.is_dir() else find_folder(name)
+    beside = folder.path.resolve().parent / folder.draft
+    return beside if beside.is_dir() else find_folder(folder.draft)
 
 
 def convert_command() -> str:

@@ -97,9 +97,9 @@ def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
             f"{path} is quantized, and an adapter is merged before that: convert what {path} was "
             "made from with the adapter"
         )
-    head = HEAD
+    head, embedding, is_tied = HEAD, EMBEDDINGS[0], not config.own_head
     if isinstance(config, T5GemmaConfig):
-        changes, head = t5gemma.of_text(changes), t5gemma.HEAD
+        changes, head, embedding = t5gemma.of_text(changes), t5gemma.HEAD, t5gemma.EMBEDDINGS[0]
     tensors = base.tensors
     if base.parameters.keys() <= tensors.keys():  # converted: of our names, and stacked
         tensors = {
@@ -107,11 +107,15 @@ def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
             for name, sources in planned.items()
             for source, tensor in zip(sources, tensors[name].split(sources.values()), strict=True)
         }
+    # Training leaves a tied head as it was where the embedding alone changes, and the reverse. (No
+    # pass of a T5 in transformers reads the embedding that is called shared.)
+    if is_tied and (head in changes or (embedding in changes and embedding != EMBEDDINGS[0])):
+        tensors = tensors | {head: tensors[embedding]}
     merged = adapter.merge(tensors, changes, head)
     config = dataclasses.replace(config, own_head=head in merged)
     parameters = _planned(config)
     expected = {name: shape for each in parameters.values() for name, shape in each.items()}
-    check_shapes(adapter.folder.path, expected, merged, "T5")
+    check_shapes(adapter.folder.path, expected, merged, "T5 or T5Gemma")
     return Checkpoint(config, merged, parameters, base.num_images)
 
 

@@ -22,7 +22,7 @@ from ..errors import count, decoded, option
 from ..files import LineFile, is_special, json_line, json_object, write_whole
 from ..tokenizers import open_input
 from . import terminal
-from .options import DecoderOptions, in_output, with_options
+from .options import DecoderOptions, in_output, with_base, with_options
 from .terminal import note, one_line
 
 SHOWN = 40  # characters of a piece that was kept, and of the output that was refused
@@ -59,6 +59,7 @@ class OutputOptions:
 
 @with_options(changes={"task": None})
 def document(
+    ctx: typer.Context,
     source: Annotated[
         str, typer.Argument(metavar="FILE", help="Text in UTF-8; - is standard input.")
     ],
@@ -93,7 +94,7 @@ def document(
         text = decoded(stream.read(), name)
     if not text:
         raise ValueError(f"{name} is empty: give some text")
-    decoder = options.load()
+    decoder = with_base(ctx, options).load()
     whole = Document(decoder, text, wanted)
     whole.rewrite(batch_size=batch_size)  # checks the options
     kept = None

@@ -185,7 +185,7 @@ def convert_command(
     """Convert a Hugging Face T5 checkpoint to a model folder."""
     given = [name for name in (checkpoint, options.pop("model")) if name is not None]
     if not given and options["adapter"]:
-        given, options["adapter"] = [options["adapter"]], None
+        given = [options["adapter"]]
     if len(given) != 1:
         raise ValueError(
             f"convert takes one checkpoint, got {len(given)}: give the path of its folder, or a "

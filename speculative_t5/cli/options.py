@@ -16,7 +16,14 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import mlx.core as mx
 import typer
 
-from ..checkpoints import DTYPES, ModelFolder, model_folders, named_draft, read_task
+from ..checkpoints import (
+    DTYPES,
+    ModelFolder,
+    find_folder,
+    model_folders,
+    named_draft,
+    read_task,
+)
 from ..decoding import EarlyStopping
 from ..errors import check_utf8, option
 from ..generation import (
@@ -124,8 +131,7 @@ def choose(
 
     A beam search decodes plainly; a draft for it is refused.
     """
-    if options.adapter and not is_given(ctx, "model"):
-        options = replace(options, model=options.adapter, adapter=None)
+    options = with_base(ctx, options)
     if options.task is not None:
         found = read_task(options.model, options.task)
         taken = {name: v for name, v in found.options.items() if not is_given(ctx, name)}
@@ -144,6 +150,13 @@ def choose(
             )
         options = replace(options, regular_decode=True)
     return options, keywords
+
+
+def with_base(ctx: typer.Context, options: DecoderOptions) -> DecoderOptions:
+    """Let an adapter that is given alone stand for its model, too; see `checkpoints.locate`."""
+    if options.adapter is None or is_given(ctx, "model"):
+        return options
+    return replace(options, model=options.adapter)
 
 
 def is_given(ctx: typer.Context, name: str) -> bool:
@@ -222,9 +235,9 @@ def _parameter(
 
 def draft_of(model: str, draft_model: str | None) -> str | None:
     """Return the draft for a target: the one given, else the one that the target names."""
-    if draft_model is None and (named := named_draft(model)):
-        return str(named)
-    return draft_model
+    folder = find_folder(model)
+    named = named_draft(ModelFolder(folder)) if draft_model is None and folder else None
+    return str(named) if named else draft_model
 
 
 def model_name(model: str) -> str:

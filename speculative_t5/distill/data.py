@@ -11,7 +11,14 @@ import numpy as np
 
 from .. import tokenizers
 from ..errors import check_integer, count
-from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder, Tokenizer
+from ..tokenizers import (
+    JSON_SUFFIXES,
+    PROMPT_FIELD,
+    DecoderOnlyTokenizer,
+    Format,
+    PromptEncoder,
+    Tokenizer,
+)
 
 HELD_OUT, MOST_HELD_OUT = 20, 200  # one prompt in 20, and no more than 200
 TABLES = (".csv", ".tsv")
@@ -181,10 +188,10 @@ class _Reader:
 
     def _target(self, completion: str) -> list[int]:
         """Return the ids that an output has: up to EOS, which a completion may name itself."""
-        end = self.encoder.model.info.eos_token_id
-        begin = [i for i in self.tokenizer.encode("") if i != end]  # as T5Gemma's prompts have it
-        ids = [*self.tokenizer.encode(completion)[len(begin) :], end]
-        return ids[: ids.index(end) + 1]
+        info, ids = self.encoder.model.info, self.tokenizer.encode(completion)
+        if isinstance(self.tokenizer, DecoderOnlyTokenizer):  # it begins texts, and ends none
+            ids = [*ids[len(self.tokenizer.encode("")) :], info.eos_token_id]
+        return ids[: next(i for i, token in enumerate(ids, 1) if token in info.eos_token_ids)]
 
 
 def _form_of(path: Path) -> Format:

@@ -9,8 +9,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from ..decoding import LanguageModel, in_order_of_length
+from ..errors import check_integer
 from ..files import LineFile, json_line, json_object
-from ..generation import SpeculativeDecoder
+from ..generation import GenerationOptions, SpeculativeDecoder
 from ..models import EncoderDecoder, additive
 from .data import Example
 
@@ -54,6 +55,8 @@ def label(
     # What was allowed in the data may be longer than the target was made for.
     longest = max((len(example.prompt) for example in examples), default=0)
     decoder = SpeculativeDecoder(target, max_source_length=max(longest, 2))
+    options = GenerationOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    check_integer("batch_size", batch_size, 1)
 
     def outputs(part: Mapping[int, Example]) -> Iterator[tuple[int, list[int]]]:
         """Yield index and output of each example of a part, EOS included, as they end."""
@@ -64,11 +67,10 @@ def label(
             else:
                 yield index, example.completion
         # Rows of similar length pad less; the order within a chunk is the same in a resumed run.
-        for index, done in decoder.iter_batch(
-            in_order_of_length(wanted, chunk), batch_size=batch_size, by_length=False,
-            max_tokens=max_tokens, temperature=temperature, seed=seed,
-        ):  # fmt: skip
-            yield index, done.tokens + [target.info.eos_token_id] * (done.finish_reason == "eos")
+        for done in decoder.rounds(in_order_of_length(wanted, chunk), options, batch_size):
+            if done.finish_reason:
+                end = [] if done.end_id is None else [done.end_id]
+                yield done.index, done.output + end
 
     list(outputs({}))  # checks the options before the file is made
     with LineFile(path) as file:

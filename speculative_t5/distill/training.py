@@ -13,7 +13,7 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..decoding import Sampler, argmax, identity
+from ..decoding import Sampler, argmax
 from ..errors import check_number, check_options, option
 from ..files import replacing
 from ..models import EncoderDecoder, SharingDraft, plain_weight
@@ -162,7 +162,7 @@ def head_loss(
     labels: mx.array,
     target_logits: Callable[[int, int], mx.array] | None,
     widest: int,
-    capped: Callable[[mx.array], mx.array] = identity,
+    capped: Callable[[mx.array], mx.array],
 ) -> tuple[float, mx.array]:
     """Compute a loss, summed over positions, and its gradient by the draft's last hidden states.
 

@@ -112,8 +112,7 @@ class SpeculativeDecoder:
         own = {each.name: getattr(options, each.name) for each in fields(DecodingOptions)}
         draft, adapter, dtype, group = options.draft, options.adapter, options.dtype, options.group
         if implied := draft is ...:
-            target_folder = locate(model, adapter)
-            draft = None if target_folder.adapter else named_draft(target_folder.path)
+            draft = named_draft(locate(model, adapter))
         if group is not None:
             facts = process_facts(model, draft, dtype=dtype, adapter=adapter, **own)
             ProcessGroup(group).compare(facts)
