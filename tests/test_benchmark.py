@@ -272,7 +272,8 @@ def test_shapes_are_the_published_ones() -> None:
         "opt-125m": 125.2, "opt-350m": 331.2, "opt-1.3b": 1315.8,
         "qwen3-0.6b": 596.0, "qwen3-1.7b": 1720.6, "qwen3-4b": 4022.5,
         "t5-efficient-tiny": 15.6, "t5-small": 60.5, "t5-base": 222.9, "t5-large": 737.7,
-        "t5-3b": 2851.6, "t5gemma-b": 591.5, "t5gemma-l": 1241.8, "t5gemma-2b": 5596.9,
+        "t5-3b": 2851.6, "t5gemma-s": 312.5, "t5gemma-b": 591.5, "t5gemma-l": 1241.8,
+        "t5gemma-xl": 3767.0, "t5gemma-2b": 5596.9, "t5gemma-9b": 20333.4,
         "t5gemma2-270m": 368.4, "t5gemma2-1b": 1697.8, "t5gemma2-4b": 7089.1,
     }  # fmt: skip
     contexts = {"gpt2-xl": 1024, "opt-350m": 2048, "qwen3-4b": 40960, "t5-base": None}
