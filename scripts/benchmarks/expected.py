@@ -77,13 +77,15 @@ PAIRS = {
 
 _1 = {size: SHAPES[f"t5gemma-{size}"] for size in ("s", "b", "l", "xl", "2b", "9b")}
 _2 = {size: SHAPES[f"t5gemma2-{size}"] for size in ("270m", "1b", "4b")}
-GEMMAS = [  # with their drafts
+GEMMAS: list[tuple[str, ModelConfig, tuple[str, ModelConfig | None]]] = [  # with their drafts
+    ("t5gemma-s-s", _1["s"], ("lookup", None)),
     ("t5gemma-b-b", _1["b"], ("s-s", _1["s"])),
     ("t5gemma-l-l", _1["l"], ("s-s", _1["s"])),
     ("t5gemma-xl-xl", _1["xl"], ("s-s", _1["s"])),
     ("t5gemma-2b-2b", _1["2b"], ("s-s", _1["s"])),
     ("t5gemma-9b-2b", replace(_1["2b"], encoder=_1["9b"].encoder), ("s-s", _1["s"])),
     ("t5gemma-9b-9b", _1["9b"], ("2b-2b", _1["2b"])),
+    ("t5gemma-2-270m-270m", _2["270m"], ("lookup", None)),
     ("t5gemma-2-1b-1b", _2["1b"], ("270m-270m", _2["270m"])),
     ("t5gemma-2-4b-4b", _2["4b"], ("270m-270m", _2["270m"])),
 ]
@@ -192,7 +194,7 @@ def gemma_rows() -> Iterator[tuple[str, ...]]:
         for chip in CHIPS:
             if chip.name not in TWO:
                 continue
-            plain, step = seconds(chip, target), seconds(chip, draft)
+            plain, step = seconds(chip, target), seconds(chip, draft) if draft else 0.0
             sharing = seconds(chip, target.of_draft(1, target.d_ff))
             found = [best(chip, plain, step, rate) for rate in (0.75, 0.9)]
             found.append(best(chip, plain, sharing, 0.75))
