@@ -244,6 +244,10 @@ def test_an_adapter_for_another_model_is_refused(here: Path) -> None:
         load("base", adapter="base")
     with refused("does not go with an adapter: leave --revision out|--revision"):
         convert(str(here / "lora"), here / "out", revision="main")
+    convert(str(here / "base"), here / "plain")
+    edit_json(here / "lora" / ADAPTER_CONFIG, base_model_name_or_path="plain")
+    with refused("plain is or holds the checkpoint itself: choose another --output"):
+        convert("plain", here / "plain", adapter="lora", force=True)
     write_gemma(here / "small", 2)
     edit_json(here / "lora" / ADAPTER_CONFIG, base_model_name_or_path="/some/where/base")
     assert mx.array_equal(logits("lora"), logits("base", here / "lora"))

@@ -91,8 +91,7 @@ def convert(
     if exists and not force and not source and is_same:
         note(f"{output} exists already, made from {model}; --force converts it again")
         return output
-    if any(output.resolve() in (each, *each.parents) for each in read):
-        raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
+    _check_apart(output, read)
     if exists and not force:
         raise ValueError(
             f"{output} exists: use --force to replace it, or --output to name another folder"
@@ -111,9 +110,7 @@ def convert(
             raise ValueError("a revision does not go with an adapter: leave --revision out")
         source = locate(here(model), here(adapter) if adapter is not None else None)
         assert source.adapter is not None
-        read += [source.path.resolve(), source.adapter.path.resolve()]
-        if any(output.resolve() in (each, *each.parents) for each in read):
-            raise ValueError(f"{output} is or holds what is merged: choose another --output")
+        _check_apart(output, [source.path.resolve(), source.adapter.path.resolve()])
         merged = {"base": short_name(source.path), "adapter": short_name(source.adapter.path)}
         extra["converted_from"] = merged | options
     checkpoint = open_checkpoint(source)
@@ -135,6 +132,12 @@ def convert(
         num_bytes=num_bytes(layout),
     )
     return output
+
+
+def _check_apart(output: Path, read: Iterable[Path]) -> None:
+    """Refuse to write where something is read, or around it."""
+    if any(output.resolve() in (folder, *folder.parents) for folder in read):
+        raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
 
 
 def _own_settings(source: ModelFolder) -> dict[str, Any]:

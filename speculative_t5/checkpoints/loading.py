@@ -141,12 +141,10 @@ def locate(name_or_path: str | Path, adapter: str | Path | None = None) -> Model
 
     An adapter that is given alone, or as both, is for the model that it names.
     """
-    if adapter is None:
-        folder = ModelFolder(_find(name_or_path))
-        if not folder.is_adapter:
-            return folder
     changed_by = ModelFolder(_find(name_or_path if adapter is None else adapter))
     if not changed_by.is_adapter:
+        if adapter is None:
+            return changed_by
         raise ValueError(
             f"{adapter} is not an adapter: give a folder with {ADAPTER_CONFIG} and no model"
         )
@@ -198,7 +196,7 @@ def _check_base(adapter: Adapter, name_or_path: str | Path) -> None:
 
 
 def here(name_or_path: str) -> str:
-    """Return the absolute path of a folder, which no model's name stands before; or the name."""
+    """Return the absolute path of a folder, so that no model of its name is taken; or the name."""
     return str(Path(name_or_path).resolve()) if Path(name_or_path).is_dir() else name_or_path
 
 
