@@ -239,7 +239,7 @@ def _load_t5(
     tokenizer = folder.tokenizer()
     if dtype == mx.float16 and checkpoint.config.gated:
         warnings.warn(
-            "float16 overflows in the feed-forward of T5 v1.1 and flan models; use bfloat16",
+            "float16 overflows in gated feed-forwards, as of flan-t5 and T5Gemma; use bfloat16",
             stacklevel=3,
         )
     model = new_model(checkpoint.config)
