@@ -13,7 +13,7 @@ from ..models import ModelConfig, Quantization
 from ..tokenizers import TOKENIZER_FILES
 from . import model_folder
 from .hub import download, flat_name, look_up
-from .loading import as_dtype, here, locate, short_name
+from .loading import as_dtype, locate, resolved, short_name
 from .model_folder import ModelFolder
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
 from .tasks import TASKS
@@ -105,10 +105,10 @@ def convert(
                 quantized(source.model_config(), wanted)
             download(model, source, files, note=note)
             extra["converted_from"] = made | {"commit": source.path.name}
-    if source is None or adapter is not None or source.is_adapter:
+    if source is None or source.is_adapter or adapter is not None:
         if revision is not None:
             raise ValueError("a revision does not go with an adapter: leave --revision out")
-        source = locate(here(model), here(adapter) if adapter is not None else None)
+        source = locate(resolved(model), resolved(adapter) if adapter is not None else None)
         assert source.adapter is not None
         _check_apart(output, [source.path.resolve(), source.adapter.path.resolve()])
         merged = {"base": short_name(source.path), "adapter": short_name(source.adapter.path)}

@@ -17,7 +17,7 @@ from .adapters import Adapter
 from .conversion import new_layout, num_bytes, num_parameters, quantized
 from .decoder_only import inspect_decoder_only
 from .hub import look_up
-from .loading import DTYPES, here, locate
+from .loading import DTYPES, locate, resolved
 from .model_folder import ModelFolder, model_folders
 from .t5 import open_checkpoint
 from .t5_draft import inspect_draft
@@ -72,7 +72,7 @@ def inspect(model: str, *, adapter: str | None = None, revision: str | None = No
     """Inspect what `convert` takes; weights are downloaded only to merge an adapter into them."""
     kinds: dict[str, mx.Dtype] = {}
     if adapter is not None or Path(model).is_dir():
-        folder = locate(here(model), here(adapter) if adapter is not None else None)
+        folder = locate(resolved(model), resolved(adapter) if adapter is not None else None)
         checkpoint = open_checkpoint(folder)
         config, kinds = checkpoint.config, checkpoint.dtypes
         chosen = checkpoint.default_type

@@ -195,7 +195,7 @@ def _check_base(adapter: Adapter, name_or_path: str | Path) -> None:
         )
 
 
-def here(name_or_path: str) -> str:
+def resolved(name_or_path: str) -> str:
     """Return the absolute path of a folder, so that no model of its name is taken; or the name."""
     return str(Path(name_or_path).resolve()) if Path(name_or_path).is_dir() else name_or_path
 

@@ -78,10 +78,15 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
     else:
         config, tensors = infer_config(config, folder.tensors())
         parameters = _planned(config)
-    expected = {name: shape for each in parameters.values() for name, shape in each.items()}
-    kind = "T5" if isinstance(config, T5Config) else "T5Gemma"
-    check_shapes(path, expected, tensors, kind)
-    return Checkpoint(config, tensors, parameters, num_images)
+    return _checked(path, Checkpoint(config, tensors, parameters, num_images))
+
+
+def _checked(path: Path, found: Checkpoint) -> Checkpoint:
+    """Return a checkpoint whose tensors have the names and shapes that its parameters need."""
+    expected = {name: shape for each in found.parameters.values() for name, shape in each.items()}
+    kind = "T5" if isinstance(found.config, T5Config) else "T5Gemma"
+    check_shapes(path, expected, found.tensors, kind)
+    return found
 
 
 def _planned(config: ModelConfig) -> dict[str, Sources]:
@@ -113,10 +118,8 @@ def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
         tensors = tensors | {head: tensors[embedding]}
     merged = adapter.merge(tensors, changes, head)
     config = dataclasses.replace(config, own_head=head in merged)
-    parameters = _planned(config)
-    expected = {name: shape for each in parameters.values() for name, shape in each.items()}
-    check_shapes(adapter.folder.path, expected, merged, "T5 or T5Gemma")
-    return Checkpoint(config, merged, parameters, base.num_images)
+    made = Checkpoint(config, merged, _planned(config), base.num_images)
+    return _checked(adapter.folder.path, made)
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
