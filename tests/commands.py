@@ -50,7 +50,7 @@ def caller(
 ) -> Call:
     """Return a function that runs a command in a folder, with some bytes as standard input."""
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.resolve() / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # commands replace it
