@@ -195,7 +195,9 @@ GREEDY = Groups([Sampler()])  # of any number of rows
 POSITIONS = 256
 # That tests of the loop go through; test_decoder_only.py has the others.
 KINDS = ("t5", "t5gemma", "t5gemma2", "qwen3")
-PAIRS = (*KINDS, "sharing")  # "sharing" is a T5 whose draft shares its encoder
+# A T5 whose draft shares its encoder, and proposes a token or a block in a pass.
+SHARING = {"sharing": 1, "blocks": 2}
+PAIRS = (*KINDS, *SHARING)
 # Of two layers over 20 tokens: outputs that vary, some ending by EOS and some at a limit.
 VARIED = {
     "t5": 3,
@@ -206,12 +208,13 @@ VARIED = {
     "llama": 6,
     "opt": 11,
     "sharing": 3,
+    "blocks": 3,
 }
 
 
 def tiny(kind: str = "t5", **options: Any) -> T5 | DecoderOnlyModel:
     """A tiny random model of any kind, see `PAIRS`."""
-    if kind in ("t5", "sharing"):
+    if kind in ("t5", *SHARING):
         return tiny_model(**options)
     return tiny_gemma(kind, **options) if kind in T5GEMMA_TYPES else tiny_causal(kind, **options)
 
@@ -219,9 +222,10 @@ def tiny(kind: str = "t5", **options: Any) -> T5 | DecoderOnlyModel:
 def unrelated_pair(kind: str, *, seeds: tuple[int, int] = (0, 1), **options: Any) -> Any:
     """A tiny random target, and a draft that has other random weights."""
     target = tiny(kind, seed=seeds[0], **options)
-    if kind != "sharing":
+    if kind not in SHARING:
         return target, tiny(kind, seed=seeds[1], **options)
-    draft = SharingDraft(target, SharingConfig(options.get("layers", 1), 16))
+    config = SharingConfig(options.get("layers", 1), 16, block=SHARING[kind])
+    draft = SharingDraft(target, config)
     mx.random.seed(seeds[1])
     draft.apply(lambda x: mx.random.normal(x.shape))
     accelerate(draft)
@@ -273,13 +277,15 @@ def output_distribution(
 def tiny_pair(kind: str, *, noise: float = 0.1, **options: Any) -> Any:
     """A tiny random target, and a draft that often agrees with it."""
     target = tiny(kind, **options)
-    return target, tiny_draft(target, noise=noise, sharing=kind == "sharing")
+    return target, tiny_draft(target, noise=noise, block=SHARING.get(kind, 0))
 
 
-def tiny_sharing(target: T5, *, layers: int | None = None, noise: float = 0.1) -> SharingDraft:
+def tiny_sharing(
+    target: T5, *, layers: int | None = None, noise: float = 0.1, block: int = 1
+) -> SharingDraft:
     """A sharing draft of copies of its target's layers, by default all, with noise on them."""
-    config = target.config
-    draft = SharingDraft(target, SharingConfig(layers or config.num_decoder_layers, config.d_ff))
+    depth, d_ff = layers or target.config.num_decoder_layers, target.config.d_ff
+    draft = SharingDraft(target, SharingConfig(depth, d_ff, block=block))
     copy_layers(draft)
     mx.random.seed(99)
     draft.apply(lambda x: x + noise * mx.random.normal(x.shape).astype(x.dtype))
@@ -289,11 +295,14 @@ def tiny_sharing(target: T5, *, layers: int | None = None, noise: float = 0.1) -
 
 
 def tiny_draft(
-    target: Any, *, noise: float = 0.1, vocab_size: int | None = None, sharing: bool = False
+    target: Any, *, noise: float = 0.1, vocab_size: int | None = None, block: int = 0
 ) -> Any:
-    """A draft that often agrees with its target: the target with noise on its weights."""
-    if sharing:
-        return tiny_sharing(target, noise=noise)
+    """A draft that often agrees with its target: the target with noise on its weights.
+
+    With a block, it shares the target's encoder.
+    """
+    if block:
+        return tiny_sharing(target, noise=noise, block=block)
     size = vocab_size or target.info.vocab_size
 
     def resized(weight: mx.array) -> mx.array:

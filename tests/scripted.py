@@ -254,7 +254,9 @@ def draft_gaps(
         prompt, turns = rows[row]
         if round_ < len(turns) and place < len(turns[round_].drafted):
             before = sum((turn.emitted for turn in turns[:round_]), ())
-            after = (*before, *turns[round_].drafted[:place])
+            masks = place % draft.info.block  # after the last token of the block before
+            drafted = turns[round_].drafted[: place - masks]
+            after = (*before, *drafted, *range(SIZE, SIZE + masks))
             seen[tuple(prompt), len(after)].append((after, q))
     gaps = []
     for (prompt, _), pairs in seen.items():

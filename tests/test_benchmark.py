@@ -55,7 +55,7 @@ def target() -> T5:
 def test_rounds_are_recorded(target: T5, drafter: str | None) -> None:
     draft: Any = drafter
     if drafter in ("model", "sharing", "both"):
-        draft = tiny_draft(target, sharing=drafter == "sharing")
+        draft = tiny_draft(target, block=int(drafter == "sharing"))
     decoder = SpeculativeDecoder(target, draft, num_draft=3, lookup=drafter == "both")
     for prompt in PROMPTS:
         run = record(Variant("", decoder, GREEDY), prompt)

@@ -133,7 +133,7 @@ def test_a_draft_that_shares_its_targets_encoder_drafts_for_ours_alone(
     model: T5, place: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "target").symlink_to(place / "target")
-    checkpoints.write_draft(tiny_draft(model, sharing=True), tmp_path / "draft")
+    checkpoints.write_draft(tiny_draft(model, block=1), tmp_path / "draft")
     spec = {"place": str(tmp_path), "num_draft": 3} | ON_CPU
     for name in (SPECULATIVE, COMBINED, STEADY):
         generate, _ = serving.load_program(name, spec)

@@ -49,7 +49,7 @@ def test_decoding_takes_as_many_passes_and_accepts_as_often(num_draft: int) -> N
         reached, passed = np.zeros(num_draft), np.zeros(num_draft)
         for prompt, end, row in outputs_of(number):
             stats = decoder.generate(prompt, stop_token_ids=[end]).stats
-            assert Agreement([row]).tokens_per_pass(num_draft) == len(row) / stats.rounds
+            assert Agreement([[row]]).tokens_per_pass(num_draft) == len(row) / stats.rounds
             rows.append(row)
             left, places = len(row), np.arange(num_draft)
             for accepted in stats.num_accepted:
@@ -57,19 +57,26 @@ def test_decoding_takes_as_many_passes_and_accepts_as_often(num_draft: int) -> N
                 passed += places < accepted
                 left -= accepted + 1
         expected = passed[reached > 0] / reached[reached > 0]
-        np.testing.assert_array_equal(Agreement(rows).by_place(num_draft), expected)
+        np.testing.assert_array_equal(
+            Agreement([[row] for row in rows]).by_place(num_draft), expected
+        )
     assert len(set(map(tuple, rows))) > 5
 
 
 def test_figures_worked_by_hand() -> None:
-    found = Agreement([[True, True, False, True, False, False]])
+    found = Agreement([[[True, True, False, True, False, False]]])
     assert found.rate == 3 / 6 and found.num_tokens == 6
     assert [found.tokens_per_pass(k) for k in (1, 2, 8)] == [6 / 4, 6 / 3, 6 / 3]
     # Rounds of 3, 2 and 1 tokens: right right wrong, right wrong, wrong.
     assert found.by_place(3) == [2 / 3, 1 / 2, 0.0]
+    # Blocks of two: the second begins at the third token.
+    blocks = Agreement([[[True, True, False, True], [True, False, True]]])
+    assert (blocks.rate, blocks.num_tokens) == (3 / 4, 4)
+    assert [blocks.tokens_per_pass(k) for k in (1, 2, 4)] == [4 / 3, 4 / 2, 4 / 2]
+    assert blocks.by_place(4) == [1.0, 1.0, 0.0]
     # Places that no draft came to are left out.
-    assert Agreement([[False, False]]).by_place(4) == [0.0]
-    assert Agreement([[True, True]]).by_place(4) == [1.0, 1.0]
+    assert Agreement([[[False, False]]]).by_place(4) == [0.0]
+    assert Agreement([[[True, True]]]).by_place(4) == [1.0, 1.0]
 
 
 def formula(loss: str, logits: mx.array, labels: mx.array, target: mx.array) -> mx.array:
@@ -114,7 +121,7 @@ def test_losses_and_gradients_are_those_of_the_formulas(
 
 
 JUDGED = [[5, 9, 1], [7, 3, 3, 8, 1], [4, 1]]
-KNOWN = Agreement([[True, True, True, False, True]] * 10)
+KNOWN = Agreement([[[True, True, True, False, True]]] * 10)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +190,7 @@ def test_prompts_are_as_many_as_there_is_time_for(
 def test_everything_is_measured(
     target: T5, quick: None, before: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small: Any = tiny_draft(target, sharing=bool(before))
+    small: Any = tiny_draft(target, block=int(bool(before)))
     for name, value in {"TURNS": 2, "MAX_PROMPTS": 2}.items():
         monkeypatch.setattr(judging, name, value)
     seen: list[tuple[int, int]] = []

@@ -13,6 +13,7 @@ from reference import ENDINGS, TRANSFORMS
 from scripted import PROMPTS, ROUNDING, gap
 
 LOOPS = [("t5", 1, "token"), *((kind, 2, "token") for kind in KINDS), ("sharing", 2, "block")]
+LOOPS += [("blocks", 2, rule) for rule in ("token", "block")]
 
 
 @pytest.mark.parametrize(("kind", "num_draft", "rule"), LOOPS)
@@ -25,7 +26,7 @@ def test_loop_outputs_follow_the_targets_distribution(kind: str, num_draft: int,
 
 
 TRANSFORMED = [("t5", name, "token") for name in TRANSFORMS]
-TRANSFORMED += [("qwen3", "together", "block"), ("sharing", "penalty", "block")]
+TRANSFORMED += [("qwen3", "together", "block"), ("blocks", "penalty", "block")]
 
 
 @pytest.mark.parametrize(("kind", "name", "rule"), TRANSFORMED)
@@ -36,7 +37,7 @@ def test_transformed_loop_outputs_follow_the_transformed_distribution(
     assert gap(kind, rule, sampled=[Sampler(1.0, transform=TRANSFORMS[name])]) < ROUNDING
 
 
-ENDED = [*(("t5", name) for name in ENDINGS), ("sharing", "dead"), ("qwen3", "dead")]
+ENDED = [*(("t5", name) for name in ENDINGS), ("blocks", "dead"), ("qwen3", "dead")]
 
 
 @pytest.mark.parametrize(("kind", "name"), ENDED)

@@ -58,6 +58,46 @@ def test_a_draft_computes_the_same_alone_and_beside_its_target(layers: int, kind
         assert mx.allclose(given[0][row].astype(mx.float32), whole, rtol=0, atol=room)
 
 
+@pytest.mark.parametrize("kind", ["plain", "bias_per_layer", *GEMMAS])
+def test_whole_passes_over_blocks_are_those_over_each_tokens_own(kind: str) -> None:
+    """A token's masks follow it, whatever tokens do."""
+    target, block = make_target(kind), 3
+    draft, tokens = tiny_sharing(target, layers=2, block=block), [0, *range(2, 16), 3, 5]
+    sources = mx.array(PROMPTS[:1])
+    memory, mask = target.encode(sources, None), None
+    masks = [20 + i for i in range(block - 1)]
+    parts = [tokens, *([each] * len(tokens) for each in masks)]
+    x = draft.embed(mx.array([sum(parts, [])]))
+    found = draft.logits(draft.decoder.whole(x, memory, mask, block))[0]
+    for place in range(len(tokens)):
+        alone = draft.embed(mx.array([[*tokens[: place + 1], *masks]]))
+        expected = draft.logits(draft.decoder.whole(alone, memory, mask))[0, place:]
+        own = found.reshape(block, len(tokens), -1)[:, place]
+        assert mx.allclose(own, expected, rtol=1e-4, atol=1e-4), place
+
+
+@pytest.mark.parametrize("kind", ["plain", "t5gemma2"])
+def test_blocks_follow_the_tokens_before_them(kind: str) -> None:
+    """Rows that lack different numbers of tokens draft what each does alone, by whole passes."""
+    block, num_draft = 3, 7
+    draft = tiny_sharing(make_target(kind), layers=2, block=block)
+    masks = [20 + i for i in range(block - 1)]
+    drafter = ModelDrafter(draft, vocab_size=20)
+    drafter.start(PROMPTS)
+    contexts = [[0]] * 3
+    for accepted in ([7, 0, 3], [0, 7, 6], [1, 2, 5]):
+        found = drafter.propose(contexts, num_draft, GREEDY, None)
+        for row, (prompt, context) in enumerate(zip(PROMPTS, contexts, strict=True)):
+            expected = list[int]()
+            while len(expected) < num_draft:
+                fed = [*context[1:], *expected, *masks]
+                best = mx.argmax(output_logits(draft, prompt, [fed])[0], axis=-1)
+                expected += best.tolist()[-block:]
+            assert found.tokens[row].tolist() == expected[:num_draft]
+        drafted = [row[:n] for row, n in zip(found.tokens.tolist(), accepted, strict=True)]
+        contexts = [[*c, *more, 9] for c, more in zip(contexts, drafted, strict=True)]
+
+
 @pytest.mark.parametrize("kind", TARGETS)
 def test_copies_of_all_layers_are_the_target(kind: str) -> None:
     target = make_target(kind)

@@ -44,7 +44,7 @@ def target(here: Path) -> T5:
 
 
 def test_a_folder_holds_the_draft_rounded_to_float16(target: T5, tmp_path: Path) -> None:
-    draft = tiny_sharing(target, layers=2)
+    draft = tiny_sharing(target, layers=2, block=3)
     for name in ("one", "two"):
         save_draft(tmp_path / name, draft, "target")
     for file in ("config.json", "weights.npz"):
@@ -117,6 +117,8 @@ SHORT = "0" * 16 + "." + "0" * 20  # a fingerprint of fewer weights than there a
 DAMAGES: list[tuple[dict[str, Any], str]] = [
     ({"num_decoder_layers": 0}, "num_decoder_layers in config.json is "),
     ({"draft_vocab": 2**40}, "draft_vocab in config.json is "),
+    ({"block": 0}, "block in config.json is "),
+    ({"block": 2}, "has no tensor masks"),
     ({"num_decoder_layers": 2}, "has no tensor decoder.layers.1."),
     ({"d_ff": 7}, "expected (7, 32)"),
     ({"d_ff": 2**24}, "expected (16777216, 32)"),

@@ -101,6 +101,7 @@ def _read_config(folder: ModelFolder) -> tuple[SharingConfig, str]:
         depth = models.read_size(raw, "num_decoder_layers", models.MAX_LAYERS)
         d_ff = models.read_size(raw, "d_ff")
         vocab = models.read_size(raw, "draft_vocab") if raw.get("draft_vocab") is not None else None
+        block = models.read_size(raw, "block", models.MOST_BLOCK) if "block" in raw else 1
     except ValueError as error:
         raise ValueError(f"{folder.path}: {error}; {AGAIN}") from error
-    return SharingConfig(depth, d_ff, vocab), sample
+    return SharingConfig(depth, d_ff, vocab, block), sample

@@ -204,7 +204,7 @@ class CombinedDrafter:
 
 
 class ModelDrafter:
-    """Drafts with a small model, one token after another, without waiting for the device.
+    """Drafts with a small model, a token or a block in a pass, without waiting for the device.
 
     `vocab_size` is the target's. Models of one family differ in padding: the draft's logits beyond
     it are dropped, and missing ones have probability 0. Only ids below `first_ids` are proposed.
@@ -221,6 +221,7 @@ class ModelDrafter:
         self._vocab_size = vocab_size
         self._broadcast = broadcast
         self._width = min(model.info.vocab_size, vocab_size, first_ids or vocab_size)
+        self._masks = [model.info.vocab_size + i for i in range(model.info.block - 1)]
         self._prompts: list[list[int]] = []
         self._session: Session | None = None
         self._new: set[int] = set()  # rows whose prompts the session has not encoded yet
@@ -256,26 +257,28 @@ class ModelDrafter:
     def _best(self, session: Session, contexts: Contexts, num_draft: int) -> mx.array:
         """Return the greedy continuation, (B, K) int32."""
         step = partial(session.step_argmax, vocab_size=self._width)
-        tokens = [self._catch_up(session, contexts, step)]
-        mx.async_eval(tokens)  # the device begins while the host builds the rest
-        while len(tokens) < num_draft:
-            tokens.append(step(tokens[-1]))
-        return mx.concatenate(tokens, axis=1)
+        blocks = [self._catch_up(session, contexts, step)]
+        mx.async_eval(blocks)  # the device begins while the host builds the rest
+        while len(blocks) * self._model.info.block < num_draft:
+            blocks.append(self._continue(session, blocks[-1], step))
+        return mx.concatenate(blocks, axis=1)[:, :num_draft]
 
     def _chosen(
         self, session: Session, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys
     ) -> tuple[mx.array, mx.array | None]:
         """Return a continuation, (B, K) int32, and q, (B, K, V) float32; None if all is greedy."""
         step = partial(session.step, vocab_size=self._width)
-        logits = self._catch_up(session, contexts, step)
+        block, of_block = self._model.info.block, self._catch_up(session, contexts, step)
         tokens, probs = mx.zeros((len(contexts), 0), dtype=mx.int32), []
         for position in range(num_draft):
-            if position:
+            place = position % block
+            if position and place == 0:
                 # A transform may have forced a token that the draft lacks.
-                last = tokens[:, -1:]
+                last = tokens[:, -block:]
                 if groups.transforms:
                     last = mx.minimum(last, self._model.info.vocab_size - 1)
-                logits = step(last)
+                of_block = self._continue(session, last, step)
+            logits = of_block[:, place : place + 1]
             if groups.transforms:
                 logits = self._transformed(logits, contexts, tokens, groups)
             own = logits[:, 0]
@@ -302,27 +305,40 @@ class ModelDrafter:
     def _catch_up(
         self, session: Session, contexts: Contexts, step: Callable[[mx.array], mx.array]
     ) -> mx.array:
-        """Feed the tokens that the session lacks; return `step`'s result for the last, (B, 1, ...).
+        """Feed the tokens that the session lacks; return what `step` finds to follow, (B, M, ...).
 
         It lacks the token that the target put after the draft and, where the whole draft was
-        accepted, the last drafted one. Rows that lack fewer tokens than others are padded.
+        accepted, the last drafted block. Rows that lack fewer tokens than others are padded.
         """
         confirmed = self._confirmed(session, contexts)
         missing = [len(c) - n for c, n in zip(contexts, confirmed, strict=True)]
         width = max(missing)
-        if width > 2:  # it was not asked in the last rounds
+        if width > 1 + self._model.info.block:  # it was not asked in the last rounds
             note_extra_work()
         session.truncate(confirmed)
         feed = [
-            self._embeddable(c[-m:]) + [0] * (width - m)
+            self._embeddable(c[-m:]) + self._masks + [0] * (width - m)
             for c, m in zip(contexts, missing, strict=True)
         ]
         results = step(mx.array(feed, dtype=mx.int32))
         session.truncate([len(c) for c in contexts])
         if min(missing) == width:
             return results[:, width - 1 :]
-        last = mx.array(missing).reshape(-1, *[1] * (results.ndim - 1)) - 1
-        return mx.take_along_axis(results, last, axis=1)
+        places = mx.array(missing)[:, None] - 1 + mx.arange(self._model.info.block)
+        places = places.reshape(*places.shape, *[1] * (results.ndim - 2))
+        return mx.take_along_axis(results, places, axis=1)
+
+    def _continue(
+        self, session: Session, drafted: mx.array, step: Callable[[mx.array], mx.array]
+    ) -> mx.array:
+        """Feed a drafted block, (B, M) int32; return what `step` finds to follow, (B, M, ...)."""
+        if not self._masks:
+            return step(drafted)
+        lengths = [n + drafted.shape[1] for n in session.lengths]
+        masks = mx.broadcast_to(mx.array(self._masks), (len(lengths), len(self._masks)))
+        results = step(mx.concatenate([drafted, masks.astype(mx.int32)], axis=1))
+        session.truncate(lengths)
+        return results[:, len(self._masks) :]
 
     def _confirmed(self, session: Session, contexts: Contexts) -> list[int]:
         """Return how many cached tokens of each row are the first ones of its context."""

@@ -38,6 +38,9 @@ class ModelInfo:
     max_source_length: int  # the longest source, in tokens, that it was made for
     max_context: int | None = None  # the most tokens that its decoder can read; None for any number
     vocabulary: Vocabulary | None = None  # of the tokenizer it was loaded with; None if unknown
+    # Tokens that a pass proposes. A draft of blocks reads block - 1 masks after the last token,
+    # whose ids are those from `vocab_size` on.
+    block: int = 1
 
     def with_vocabulary(self, vocabulary: Vocabulary | None) -> ModelInfo:
         """Return the same for a model whose tokenizer is known."""

@@ -123,17 +123,15 @@ class LabelBatch:
     mask: mx.array  # what to add to attention's scores, (B, 1, 1, S)
     # What the decoder reads, the start token and then all labels but the last, (B, L) int32.
     fed: mx.array
-    # Where `fed` is real, as indices of the flattened (B * L,) array, (P,) int32.
+    # Where the draft has something to say, of tokens and masks as in `block_places`: indices of the
+    # flattened (B * M * L,) array, (P,) int32.
     positions: mx.array
-    labels: mx.array  # the token after each of these, (P,) int32
-
-    def real(self, x: mx.array) -> mx.array:
-        """Return the rows of (B, L, d) at these positions, (P, d)."""
-        return x.reshape(-1, x.shape[-1])[self.positions]
+    labels: mx.array  # the token to say there, (P,) int32
+    after: mx.array  # the token of `fed` before that one, an index of (B * L,), (P,) int32
 
 
-def make_batch(examples: Sequence[Label], target: EncoderDecoder) -> LabelBatch:
-    """Encode examples and pad them to one batch."""
+def make_batch(examples: Sequence[Label], target: EncoderDecoder, block: int = 1) -> LabelBatch:
+    """Encode examples and pad them to one batch, for a draft with blocks of M tokens."""
     start, pad = target.config.decoder_start_token_id, target.config.pad_token_id
 
     def padded(rows: Sequence[list[int]], width: int) -> mx.array:
@@ -146,12 +144,15 @@ def make_batch(examples: Sequence[Label], target: EncoderDecoder) -> LabelBatch:
     mask = additive(real, target.dtype)
     memory = target.encode(padded(sources, width), mask)
     mx.eval(memory)
-    positions = [row * length + i for row, ids in enumerate(fed) for i in range(len(ids))]
-    labels = [token for example in examples for token in example.tokens]
-    return LabelBatch(
-        memory, mask, padded(fed, length),
-        mx.array(positions, dtype=mx.int32), mx.array(labels, dtype=mx.int32),
-    )  # fmt: skip
+    # By example, part of the block and place of the token.
+    said = [
+        ((row * block + part) * length + i, tokens[i + part], row * length + i + part)
+        for row, tokens in enumerate(example.tokens for example in examples)
+        for part in range(block)
+        for i in range(len(tokens) - part)
+    ]
+    columns = (mx.array(column, dtype=mx.int32) for column in zip(*said, strict=True))
+    return LabelBatch(memory, mask, padded(fed, length), *columns)
 
 
 def group(examples: Sequence[Label], batch_tokens: int) -> list[list[Label]]:

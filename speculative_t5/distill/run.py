@@ -112,6 +112,8 @@ def check_options(
         for name, has in own.items():
             if (asked := getattr(options, name)) not in (None, has):
                 raise ValueError(f"{name} must be {has}, as the first draft has, got {asked}")
+        if (has := start.own.block) not in (1, options.block):
+            raise ValueError(f"block must be {has}, as the first draft has, got {options.block}")
 
 
 def new_draft(
@@ -119,10 +121,10 @@ def new_draft(
 ) -> SharingDraft:
     """Return a draft with copies of the target's layers, or of the draft to start from."""
     d_ff = start.own.d_ff if start else options.d_ff or target.config.d_ff
-    draft = SharingDraft(target, SharingConfig(options.layers, d_ff, options.draft_vocab))
-    if start is None:
-        copy_layers(draft)
-    else:
+    config = SharingConfig(options.layers, d_ff, options.draft_vocab, options.block)
+    draft = SharingDraft(target, config)
+    copy_layers(draft)
+    if start is not None:
         draft.update(start.parameters())
     return draft
 

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..decoding import Sampler, argmax
 from ..errors import check_number, check_options, option
 from ..files import replacing
-from ..models import EncoderDecoder, SharingDraft, plain_weight
+from ..models import MOST_BLOCK, EncoderDecoder, SharingDraft, plain_weight
 from .labels import Label, LabelBatch, batches, group, make_batch
 
 LossName = Literal["ce", "kl", "ce+kl", "tv", "lk"]
@@ -53,6 +53,7 @@ class DistillOptions:
     )
     learning_rate: float = option(1e-3, "Peak learning rate.")
     loss: LossName = option("ce", f"Loss: {', '.join(LOSSES)}.")
+    block: int = option(1, "Tokens that a pass of the draft proposes.", least=1, most=MOST_BLOCK)
     draft_vocab: int | None = option(
         None, "Let the draft propose only the first N ids.", shown="all", least=1
     )
@@ -94,36 +95,36 @@ class Training:
         self._labels = labels
         self._options = options
         self._steps = steps
-        draft.decoder.set_dtype(mx.float32)
+        draft.set_dtype(mx.float32)
         self._output_weight = output_weight(draft)
         mx.eval(self._output_weight)
         self._optimizer = optim.Adam(options.learning_rate, betas=[0.9, 0.99], bias_correction=True)
-        self._optimizer.init(draft.decoder.trainable_parameters())
+        self._optimizer.init(draft.trainable_parameters())
         self._batches = batches(labels, options.batch_tokens, options.seed)
 
     def step(self) -> float:
         """Train on the next batch, and return its loss per token."""
-        target, loss, weight = self.draft.target, self._options.loss, self._output_weight
-        batch = make_batch(next(self._batches), target)
+        draft, loss, weight = self.draft, self._options.loss, self._output_weight
+        target = draft.target
+        batch = make_batch(next(self._batches), target, draft.own.block)
         self._optimizer.learning_rate = mx.array(self._rate())
         target_logits, widest = None, weight.shape[0]
         if loss != "ce":
             target_logits, widest = logits_of(target, batch), target.info.vocab_size
 
-        def surrogate(decoder: nn.Module) -> tuple[mx.array, float]:
+        def surrogate(draft: SharingDraft) -> tuple[mx.array, float]:
             """Return a scalar with the loss's gradient, and the loss."""
-            hidden = last_hidden(self.draft, batch)
+            hidden = last_hidden(draft, batch)
             value, gradient = head_loss(
                 loss, hidden, weight, batch.labels, target_logits, widest, target.head.capped
             )
             count = batch.labels.size
             return (hidden * gradient / count).sum(), value / count
 
-        decoder = self.draft.decoder
-        (_, value), gradients = nn.value_and_grad(decoder, surrogate)(decoder)
+        (_, value), gradients = nn.value_and_grad(draft, surrogate)(draft)
         gradients, _ = optim.clip_grad_norm(gradients, CLIP)
-        self._optimizer.update(decoder, gradients)
-        mx.eval(decoder.parameters(), self._optimizer.state)
+        self._optimizer.update(draft, gradients)
+        mx.eval(draft.parameters(), self._optimizer.state)
         self.step_number += 1
         return float(value)
 
@@ -134,7 +135,7 @@ class Training:
 
     def save(self, path: Path) -> None:
         """Write weights, the optimizer's state and the step to a safetensors file, atomically."""
-        state = {"decoder": self.draft.decoder.parameters(), "optimizer": self._optimizer.state}
+        state = {"draft": self.draft.parameters(), "optimizer": self._optimizer.state}
         arrays = dict(cast(list[tuple[str, mx.array]], tree_flatten(state)))
         with replacing(path) as new:
             mx.save_safetensors(str(new), arrays, {"step": str(self.step_number)})
@@ -148,7 +149,7 @@ class Training:
                 f"{path} is truncated or damaged: delete the file, and run the same command again"
             ) from error
         state = cast(dict[str, Any], tree_unflatten(list(arrays.items())))
-        self.draft.decoder.update(state["decoder"])
+        self.draft.update(state["draft"])
         self._optimizer.state = state["optimizer"]
         self.step_number = int(metadata["step"])
         options = self._options
@@ -231,16 +232,20 @@ def loss_sum(
 
 def logits_of(target: EncoderDecoder, batch: LabelBatch) -> Callable[[int, int], mx.array]:
     """Return the `target_logits` of `head_loss`."""
-    hidden = batch.real(target.decode(batch.memory, batch.fed, batch.mask))
+    hidden = target.decode(batch.memory, batch.fed, batch.mask)
+    hidden = hidden.reshape(-1, hidden.shape[-1])[batch.after]
     mx.eval(hidden)
     return lambda first, last: target.logits(hidden[None, first:last])[0].astype(mx.float32)
 
 
 def last_hidden(draft: SharingDraft, batch: LabelBatch) -> mx.array:
     """Return what the draft's output matrix multiplies at each of the batch's positions, (P, d)."""
-    embedded = draft.embed(batch.fed)
+    block, size = draft.own.block, draft.info.vocab_size
+    masks = [mx.full(batch.fed.shape, size + i, mx.int32) for i in range(block - 1)]
+    embedded = draft.embed(mx.concatenate([batch.fed, *masks], axis=1))
     read = [x.astype(mx.float32) for x in (embedded, batch.memory, batch.mask)]
-    x = batch.real(draft.decoder.whole(*read))
+    x = draft.decoder.whole(*read, block)
+    x = x.reshape(-1, x.shape[-1])[batch.positions]
     hidden: mx.array = draft.decoder.norm(x) * draft.target.head.scale
     return hidden
 
@@ -258,13 +263,14 @@ class Agreement:
     number of drafted tokens: up to its first wrong token a draft follows the true tokens, which are
     those that the pass has read.
 
-    `rows` say for each output whether the draft has each token right, EOS included.
+    `rows` say for each output whether the draft has each token right, EOS included, as the first of
+    a block, then as the second without the first token, and so on.
     """
 
-    def __init__(self, rows: Sequence[Sequence[bool]]) -> None:
+    def __init__(self, rows: Sequence[Sequence[Sequence[bool]]]) -> None:
         self.rows = rows
-        self.num_tokens = sum(len(row) for row in rows)
-        self.rate = sum(map(sum, rows)) / self.num_tokens
+        self.num_tokens = sum(len(row[0]) for row in rows)
+        self.rate = sum(sum(row[0]) for row in rows) / self.num_tokens
 
     def tokens_per_pass(self, num_draft: int) -> float:
         """Return the tokens per pass of the target."""
@@ -285,25 +291,31 @@ class Agreement:
     def _rounds(self, num_draft: int) -> Iterator[tuple[int, int]]:
         """Yield, for each round, the drafted tokens that are right and the tokens still to come."""
         for row in self.rows:
-            pos = 0
-            while pos < len(row):
-                right = len([*takewhile(bool, row[pos : pos + num_draft])])
-                yield right, len(row) - pos
-                pos += right + 1
+            pos, length = 0, len(row[0])
+            while pos < length:
+                places = range(min(num_draft, length - pos))
+                # The parts of the row have one token less each.
+                right = (row[i % len(row)][pos + i - i % len(row)] for i in places)
+                run = len([*takewhile(bool, right)])
+                yield run, length - pos
+                pos += run + 1
 
 
 def agreement(draft: SharingDraft, labels: Sequence[Label], batch_tokens: int) -> Agreement:
     """Compare the draft's greedy choices with labels, which are the target's greedy outputs."""
-    rows: list[list[bool]] = []
-    weight = output_weight(draft)
+    rows: list[list[list[bool]]] = []
+    weight, block = output_weight(draft), draft.own.block
     step = max(1, LOGITS // weight.shape[0])
     for examples in group(labels, batch_tokens):
-        batch = make_batch(examples, draft.target)
+        batch = make_batch(examples, draft.target, block)
         hidden = last_hidden(draft, batch)
         parts = range(0, len(batch.labels), step)
         chosen = mx.concatenate([argmax(hidden[i : i + step] @ weight.T) for i in parts])
         right = iter(cast(list[bool], (chosen == batch.labels).tolist()))
-        rows += [list(islice(right, len(example.tokens))) for example in examples]
+        rows += [
+            [list(islice(right, max(0, len(each.tokens) - part))) for part in range(block)]
+            for each in examples
+        ]
     return Agreement(rows)
 
 
@@ -313,10 +325,10 @@ def training_memory(draft: SharingDraft, options: DistillOptions, length: float)
     `length` is that of a typical prompt in tokens; outputs are taken to be as long.
     """
     config = draft.config
-    inner = config.d_ff * (2 if config.gated else 1)
-    scores = 2 * length * config.num_heads
+    inner, block = config.d_ff * (2 if config.gated else 1), draft.own.block
+    scores = (1 + block) * length * config.num_heads
     token = config.num_decoder_layers * (WIDTH * config.d_model + INNER * inner + SCORES * scores)
-    numbers = OWN * own_parameters(draft) + options.batch_tokens / 2 * token
+    numbers = OWN * own_parameters(draft) + options.batch_tokens / 2 * block * token
     numbers += HEADS[options.loss != "ce"] * LOGITS
     output = draft.target.output
     if hasattr(output, "scales") or output.weight.dtype != mx.float32:

@@ -22,6 +22,7 @@ from .config import (
 from .decoder_only import DecoderOnlyModel, build
 from .t5 import T5, EncoderDecoder
 from .t5_draft import (
+    MOST_BLOCK,
     SharingConfig,
     SharingDraft,
     copy_layers,

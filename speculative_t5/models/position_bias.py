@@ -88,6 +88,31 @@ def position_biases(
     return cycle(biases)  # one serves all layers, or each has its own
 
 
+def block_places(length: int, block: int) -> tuple[mx.array, mx.array]:
+    """Return positions (M * L,) of tokens and masks, and what each sees, (M * L, M * L) bool.
+
+    M is `block`: to L tokens belong M - 1 times L masks, in parts of L. The mask i of part n comes
+    n positions after token i; it sees the tokens up to that one, its own masks before and itself.
+    """
+    index = mx.arange(block * length)
+    token, part = index % length, index // length
+    before = (part == 0) & (token <= token[:, None])
+    own = (token == token[:, None]) & (part <= part[:, None])
+    return token + part, before | own
+
+
+def block_biases(tables: Sequence[mx.array], length: int, block: int) -> Iterator[Bias]:
+    """Yield each layer's bias of tokens and masks, see `block_places`, as `position_biases`."""
+    places, seen = block_places(length, block)
+    reach, start = tables[0].shape[1] // 2, mx.zeros(1, dtype=mx.int32)
+    index = mx.clip(places - places[:, None], -reach, reach) + reach
+    biases = [
+        Bias(mx.where(seen, mx.take(table, index, axis=1), -mx.inf)[None], table, start, None)
+        for table in tables
+    ]
+    return cycle(biases)
+
+
 def for_each_row(mask: mx.array, batch: int, num_heads: int, num_queries: int) -> mx.array:
     """Make an additive mask (B, H, L, T) of one that is 1 along some of these axes.
 

@@ -16,7 +16,14 @@ from .. import device
 from ..decoding import Broadcast, ModelInfo, argmax, fingerprint, identity
 from .cache import additive, resized, write
 from .config import Activation, Quantization, T5Config
-from .position_bias import Bias, Padding, PositionBias, for_each_row, position_biases
+from .position_bias import (
+    Bias,
+    Padding,
+    PositionBias,
+    block_biases,
+    for_each_row,
+    position_biases,
+)
 from .t5_session import CompiledDecoder, HeadOutput, T5Session, read_sources
 from .t5gemma_config import ModelConfig
 
@@ -266,10 +273,15 @@ class Decoder(nn.Module):
             written.append(kv)
         return x, written
 
-    def whole(self, x: mx.array, memory: mx.array, mask: mx.array | None) -> mx.array:
-        """Run all layers over whole sequences (B, L, d_model), so that gradients can be taken."""
-        length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
-        biases = position_biases(self.position_bias.tables(), start, length, length)
+    def whole(
+        self, x: mx.array, memory: mx.array, mask: mx.array | None, block: int = 1
+    ) -> mx.array:
+        """Run all layers over whole sequences (B, L, d_model), so that gradients can be taken.
+
+        With a block, these are tokens and masks as in `block_places`.
+        """
+        tables = self.position_bias.tables()
+        biases = block_biases(tables, x.shape[1] // block, block)
         padding = None if mask is None else Padding(mask, mask)
         for layer, bias in zip(self.layers, biases, strict=False):
             x, _ = layer(x, bias, None, layer.cross_attention.keys_values(memory), padding)

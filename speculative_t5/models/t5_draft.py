@@ -6,7 +6,7 @@ A draft knows its target by a few numbers of each weight, whatever type they are
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -15,13 +15,15 @@ import mlx.nn as nn
 import numpy as np
 
 from .. import device
-from ..decoding import fingerprint
+from ..decoding import ModelInfo, fingerprint
 from .config import spread
 from .t5 import COMPILING, CompiledModel, EncoderDecoder
 from .t5_parallel import split_of
 from .t5_session import CompiledDecoder, SharingSession, T5Session, read_sources
 
 PLACES = 4  # of each weight
+MOST_BLOCK = 16  # tokens
+SOME = 1000  # tokens, whose embeddings tell how large those of masks should be
 CLOSE = 1.3 * 2.0**-8  # relative: rounding to bfloat16, and to float16 there and here
 TINY = 2e-7  # float16's rounding of the smallest numbers
 _SAMPLE = re.compile(rf"([0-9a-f]{{16}})\.((?:[0-9a-f]{{{4 * (PLACES + 1)}}})+)")
@@ -34,6 +36,7 @@ class SharingConfig:
     num_decoder_layers: int
     d_ff: int  # all other sizes are the target's
     draft_vocab: int | None = None  # it proposes only ids below this; None for all
+    block: int = 1  # tokens that a pass proposes
 
 
 def _of_target(name: str) -> Any:
@@ -48,6 +51,9 @@ class SharingDraft(CompiledModel):
     distil-whisper's models for speech (arXiv 2311.00430); random until they are loaded, trained or
     copied (`copy_layers`). In the decoding loop it reads the encoding that the target has made of
     each prompt (`start_both`); alone (`start`), it has the target's encoder read the prompts.
+
+    A draft of blocks proposes several tokens in a pass (PARD, arXiv 2504.18583): the last token is
+    followed by masks, which it has embeddings for, and whose ids come after those of tokens.
     """
 
     def __init__(self, target: EncoderDecoder, config: SharingConfig) -> None:
@@ -59,15 +65,29 @@ class SharingDraft(CompiledModel):
         self._compiled_with: CompiledDecoder | None = None  # the target's, of the same weights
         self.decoder = type(target.decoder)(self.config)
         self.decoder.set_dtype(target.dtype)
+        if config.block > 1:
+            self.masks = mx.zeros((config.block - 1, self.config.d_model), target.dtype)
 
     @property
     def target(self) -> EncoderDecoder:
         """The model that this draft belongs to."""
         return self._target[0]
 
-    embed, encode, head, output, info = map(
-        _of_target, ("embed", "encode", "head", "output", "info")
-    )
+    encode, head, output = map(_of_target, ("encode", "head", "output"))
+
+    @property
+    def info(self) -> ModelInfo:
+        """What it says of itself: the target's, but for the block."""
+        return replace(self.target.info, block=self.own.block)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Embed tokens, and masks among them: (B, L) int32 -> (B, L, d_model)."""
+        if self.own.block == 1:
+            return self.target.embed(tokens)
+        size = self.config.vocab_size
+        masks = self.masks[mx.maximum(tokens - size, 0)]
+        embedded = self.target.embed(mx.minimum(tokens, size - 1))
+        return mx.where((tokens < size)[..., None], embedded, masks)
 
     @property
     def fingerprint(self) -> str:
@@ -100,7 +120,8 @@ def copy_layers(draft: SharingDraft) -> None:
     """Make the draft's layers copies of its target's, evenly spaced, the last among them.
 
     A single layer is a copy of the target's last. Quantized matrices are dequantized. Where the
-    draft's feed-forward layers are narrower, they keep the units with the largest weights.
+    draft's feed-forward layers are narrower, they keep the units with the largest weights. Masks
+    become random, and as large as tokens are.
     """
     target, depth = draft.target.decoder, draft.own.num_decoder_layers
     config = draft.config
@@ -110,6 +131,11 @@ def copy_layers(draft: SharingDraft) -> None:
         weights = {f"{name}.weight": plain_weight(m) for name, m in modules if "weight" in m}
         layer.load_weights([*_narrowed(weights, draft.own.d_ff, gated=config.gated).items()])
     draft.decoder.norm.weight = target.norm.weight
+    if "masks" in draft:
+        ids = mx.arange(min(SOME, config.vocab_size))[None]
+        tokens = draft.target.embed(ids).astype(mx.float32)
+        noise = mx.random.normal(draft.masks.shape, key=mx.random.key(0))
+        draft.masks = (noise * mx.sqrt(mx.mean(mx.square(tokens)))).astype(draft.dtype)
     if "position_bias" not in target:
         return
     bias = target.position_bias

@@ -7,6 +7,7 @@ x + norm(f(norm(x))). Gemma's norms multiply by 1 + w: `weight` is that sum here
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ import mlx.nn as nn
 
 from .cache import resized, write
 from .config import T5Config
-from .position_bias import for_each_row
+from .position_bias import block_places, for_each_row
 from .t5 import T5, EncoderDecoder, Head, join_heads, quantize, split_heads
 from .t5gemma_config import ModelConfig, StackConfig, T5GemmaConfig
 
@@ -78,15 +79,23 @@ class Attention(nn.Module):
         return kv if width is None else resized(kv, width)
 
     def rotate(self, heads: mx.array, offsets: mx.array) -> mx.array:
-        start = offsets if offsets.size == len(heads) else offsets.reshape(())
-        return mx.fast.rope(
-            heads,
-            heads.shape[-1],
+        """Rotate heads (B, H, L, D) by their positions.
+
+        Offsets, int32, are the first position of each row, (B,) or (1,), or (1, M) those of M parts
+        that each row consists of.
+        """
+        rope = partial(
+            mx.fast.rope,
+            dims=heads.shape[-1],
             traditional=False,
             base=self.rope.theta,
             scale=1 / self.rope.factor,
-            offset=start,
         )
+        if offsets.ndim == 1:
+            start = offsets if offsets.size == len(heads) else offsets.reshape(())
+            return rope(heads, offset=start)
+        parts = mx.unflatten(heads, 2, (offsets.size, -1)).moveaxis(2, 0)
+        return rope(parts, offset=offsets[0]).moveaxis(0, 2).flatten(2, 3)
 
     def __call__(self, q: mx.array, kv: mx.array, mask: mx.array | None) -> mx.array:
         k, v = kv
@@ -138,7 +147,7 @@ class Layer(nn.Module):
 class Step(NamedTuple):
     """What the layers of a stack have in common in a pass."""
 
-    offsets: mx.array  # position of each row's first query, (B,) or (1,) int32
+    offsets: mx.array  # see `Attention.rotate`
     masks: Masks
     padding: mx.array | None = None  # additive mask of sources, (P, H or 1, L * B / P, T)
 
@@ -266,17 +275,25 @@ class Decoder(nn.Module):
     ) -> tuple[mx.array, list[mx.array]]:
         """Run all layers over new positions of every row, as `t5.Decoder` does."""
         _, num_sources, _, width, _ = sources[0].shape
-        step = self._step(x, offsets, cache[0].shape[-2], num_sources, width, mask)
+        queries = offsets[:, None, None, None] + mx.arange(x.shape[1])[:, None]
+        keys = mx.arange(cache[0].shape[-2])
+        full, recent = keys <= queries, keys > queries - self.window
+        step = self._step(x, offsets, full, recent, num_sources, width, mask)
         written: list[mx.array] = []
         for layer, kv, source in zip(self.layers, cache, sources, strict=False):
             x, kv = layer(x, step, kv, source)
             written.append(kv)
         return x, written
 
-    def whole(self, x: mx.array, memory: mx.array, mask: mx.array | None) -> mx.array:
-        """Run all layers over whole sequences (B, L, d), so that gradients can be taken."""
-        start, (num_sources, width, _) = mx.zeros(1, dtype=mx.int32), memory.shape
-        step = self._step(x, start, x.shape[1], num_sources, width, mask)
+    def whole(
+        self, x: mx.array, memory: mx.array, mask: mx.array | None, block: int = 1
+    ) -> mx.array:
+        """Run all layers over whole sequences, as `t5.Decoder.whole` does."""
+        num_sources, width, _ = memory.shape
+        places, seen = block_places(x.shape[1] // block, block)
+        recent = places > places[:, None] - self.window
+        full, starts = seen[None, None], mx.arange(block)[None]
+        step = self._step(x, starts, full, recent, num_sources, width, mask)
         for layer in self.layers:
             x, _ = layer(x, step, None, layer.read(memory))
         return x
@@ -285,18 +302,15 @@ class Decoder(nn.Module):
         self,
         x: mx.array,
         offsets: mx.array,
-        num_keys: int,
+        full: mx.array,
+        recent: mx.array,
         num_sources: int,
         width: int,
         mask: mx.array | None,
     ) -> Step:
-        """Make the masks of L queries against `num_keys` positions, and P sources of `width`."""
+        """Make the masks of what queries see, in full or as far as recent, and P sources."""
         batch, length, _ = x.shape
-        queries = offsets[:, None, None, None] + mx.arange(length)[:, None]
-        keys = mx.arange(num_keys)
-        full = keys <= queries
-        sliding = full & (keys > queries - self.window)
-        masks = {"full_attention": full, "sliding_attention": sliding}
+        masks = {"full_attention": full, "sliding_attention": full & recent}
         if self.merged:
             seen = mx.ones((1, 1, 1, width), mx.bool_) if mask is None else mask == 0
             if len(seen) > 1:
