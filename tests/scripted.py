@@ -292,7 +292,7 @@ def gap(
     """
     target, draft = unrelated_pair(kind, vocab_size=SIZE)
     by_model, lookup = drafting.ModelDrafter(draft, SIZE), drafting.LookupDrafter(target.info)
-    both = drafting.CombinedDrafter(by_model, lookup)
+    both = drafting.CombinedDrafter(by_model, lookup, drafting.after_as_many)
     drafters: dict[str, drafting.Drafter] = {"model": by_model, "lookup": lookup, "both": both}
     sharing = draft if isinstance(draft, SharingDraft) and drafter != "lookup" else None
     verifier = Verifier(rule=rule)

@@ -85,7 +85,7 @@ def test_a_gpu_begins_the_next_plain_pass_before_it_reads_the_last_token(
 ) -> None:
     """With no drafter, with one that is not asked, and between drafts, of which none suffers."""
     target, draft = tiny_pair(kind, vocab_size=40, layers=2, seed=3)
-    decoder = SpeculativeDecoder(target, draft)
+    decoder = SpeculativeDecoder(target, draft, num_draft=3)
     options = GenerationOptions(max_tokens=24, temperature=temperature)
     requests = [*decoder.requests([(0, [10, 1])], options)]
     events: list[str] = []

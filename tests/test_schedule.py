@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -18,11 +19,13 @@ from speculative_t5.decoding.draft_length import (
     FIRST_ROUNDS,
     LENGTHS,
     MAX_DRAFT,
+    SHARES,
     AdaptiveSchedule,
     Costs,
     Counts,
     FixedSchedule,
     Outcome,
+    Shared,
     cache_folder,
     stored,
 )
@@ -358,7 +361,7 @@ def test_auto_gives_the_outputs_of_plain_decoding(cache: Path, temperature: floa
 def test_auto_is_a_fixed_number_where_outputs_depend_on_it(options: dict[str, Any]) -> None:
     assert make_decoder(**options).plan().schedule == FixedSchedule(5)
     assert make_decoder(num_draft=3, **options).plan().schedule == FixedSchedule(3)
-    assert isinstance(make_decoder().plan().schedule, AdaptiveSchedule)
+    assert isinstance(make_decoder().plan().schedule, Shared)
 
 
 def typical_rounds(
@@ -378,7 +381,7 @@ def typical_rounds(
 def test_rounds_with_more_to_do_do_not_count(kind: str) -> None:
     """They encode a prompt, compile a pass, or let the draft read what was emitted without it."""
     target, draft = tiny_pair(kind, vocab_size=20, layers=2, seed=3)
-    decoder = SpeculativeDecoder(target, draft)
+    decoder = SpeculativeDecoder(target, draft, num_draft=3)
     assert not all(typical_rounds(decoder, 3)[1:]), "the cache grows"
     assert (first := typical_rounds(decoder, 3)) == [False] + [True] * (len(first) - 1)
     assert not any(typical_rounds(decoder, 3, timed=True))
@@ -389,7 +392,7 @@ def test_rounds_with_more_to_do_do_not_count(kind: str) -> None:
 
 def test_rounds_of_a_batch_count_unless_a_prompt_was_just_encoded() -> None:
     target, draft = tiny_pair("sharing", vocab_size=20, layers=2, seed=3)
-    decoder, shares = SpeculativeDecoder(target, draft), list[float]()
+    decoder, shares = SpeculativeDecoder(target, draft, num_draft=3), list[float]()
     for _ in range(2):
         schedule = Lengths(3)
         plan = replace(decoder.plan(), schedule=schedule)
@@ -408,12 +411,48 @@ def test_on_a_gpu_a_plain_round_counts_if_one_preceded_it_just_now(
     target, draft = tiny_pair("sharing", vocab_size=20, layers=2, seed=3)
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     monkeypatch.setattr(loop, "IDLE", math.inf)
-    decoder, lengths = SpeculativeDecoder(target, draft), (0, 0, 0, 2, 2, 0)
+    decoder, lengths = SpeculativeDecoder(target, draft, num_draft=3), (0, 0, 0, 2, 2, 0)
     typical_rounds(decoder, *lengths)
     assert typical_rounds(decoder, *lengths)[:6] == [False, True, True, False, True, False]
     monkeypatch.undo()
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     assert not any(typical_rounds(decoder, 0, paused=0.02)[:-1])
+
+
+def drafted_by(by_model: float, copied: int, *, rounds: int = 400, store: Any = None) -> Shared:
+    """Return a schedule for a model that is always right, and a lookup that is right so far.
+
+    A pass costs the same whatever its length, and `by_model` more for each token of the model.
+    """
+    schedule = Shared(AdaptiveSchedule(store, SHARES))
+    for _ in range(rounds):
+        num_draft = schedule.next(100)
+        model, lookup = schedule.split(num_draft)
+        accepted, costs = model + min(copied, lookup), (0.01 * by_model * model, 0.01)
+        outcome = Outcome(num_draft, [num_draft], [accepted], *costs, 1, 1 + num_draft)
+        schedule.observe(outcome)
+    return schedule
+
+
+def shares(schedule: Shared) -> list[float]:
+    """Return the model's share of what is drafted usually."""
+    usual = Counter[float]()
+    for _ in range(40):
+        num_draft = schedule.next(100)
+        usual[schedule.split(num_draft)[0] / num_draft] += 1
+        schedule.observe(Outcome(num_draft, [num_draft], [num_draft], 0.0, 0.01, typical=False))
+    return [share for share, _ in usual.most_common(1)]
+
+
+def test_who_drafts_is_chosen_by_what_it_costs_and_gains(tmp_path: Path) -> None:
+    assert shares(drafted_by(0.0, copied=0)) == [1.0]
+    assert shares(drafted_by(2.0, copied=40)) == [0.0], "a lookup costs nothing"
+    (share,) = shares(drafted_by(0.2, copied=9))
+    assert 0.2 < share < 0.5, "both, in turn"
+    store = tmp_path / "learned.json"
+    drafted_by(2.0, copied=40, store=store)._schedule.keep()
+    assert shares(Shared(AdaptiveSchedule(store, SHARES))) == [0.0]
+    assert Shared(AdaptiveSchedule(store)).next(100) == AdaptiveSchedule().next(100), "others'"
 
 
 def test_the_lengths_are_few() -> None:

@@ -9,14 +9,25 @@ drafts nothing. Imports `errors`, `files`, `device` and `cpu.libraries` only.
 
 from .beams import BeamOptions, BeamResult, EarlyStopping, Hypothesis, beam_search
 from .draft_length import (
+    SHARES,
     AdaptiveSchedule,
     FixedSchedule,
     Outcome,
     Schedule,
+    Shared,
     cache_folder,
     stored,
 )
-from .drafters import CombinedDrafter, Draft, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
+from .drafters import (
+    CombinedDrafter,
+    Draft,
+    Drafter,
+    EmptyDrafter,
+    LookupDrafter,
+    ModelDrafter,
+    after_as_many,
+    in_half,
+)
 from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform, TokenHistory
 from .lookup import MAX_NGRAM
 from .loop import (

@@ -12,7 +12,7 @@ import threading
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean, median, median_low
@@ -30,8 +30,11 @@ MAX_DRAFT = 63  # the most that an adaptive schedule asks for: passes of up to 6
 LENGTHS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, MAX_DRAFT]
 # Rounds by what they take: 0 is plain decoding, n one that asked for a draft, with n tokens in the
 # target's pass. To ask takes time even where nothing is found.
-KINDS = np.arange(MAX_DRAFT + 2)
-TOKENS = np.maximum(KINDS, 1)  # in the target's pass
+SIZES = np.arange(MAX_DRAFT + 2)
+TOKENS = np.maximum(SIZES, 1)  # in the target's pass
+# Where a model and a lookup are at hand: the model's share of a draft, before the lookup adds the
+# rest, which costs nothing to draft. A kind of round is its size, and that by its share.
+SHARES = 0.25, 1.0, 0.0
 
 TYPICAL_RATE = 0.8  # acceptance rate of a draft that is worth having
 PRIOR_TOKENS = 4.0  # weight, in tokens, of that rate against the tokens seen so far
@@ -76,6 +79,7 @@ class Outcome:
     rows: int = 1  # in the batch
     length: int = 1  # of the target's pass, in tokens
     typical: bool = True  # whether its time is that of other rounds with such a pass
+    share: int = 0  # an index of the shares to choose from
 
     @property
     def seconds(self) -> float:
@@ -83,8 +87,16 @@ class Outcome:
 
     @property
     def kind(self) -> int:
-        """Which of KINDS it was."""
-        return self.length if self.num_draft else 0
+        """The kind of round that it was."""
+        return kind(self.length if self.num_draft else 0, self.share)
+
+
+def kind(size: int, share: int) -> int:
+    """Return the kind of rounds of one of SIZES, with a share; plain ones have no share."""
+    return size + share * len(SIZES) if size else 0
+
+
+Choice = tuple[int, int]  # who is to draft, and how many tokens
 
 
 class Schedule(Protocol):
@@ -179,7 +191,7 @@ class Counts:
 
 
 class Costs:
-    """What rounds of each of KINDS take, relative to plain decoding.
+    """What rounds of each kind take, relative to plain decoding.
 
     Each round is compared with those around it, so that a machine that becomes slower changes no
     ratio. Kinds that have not been seen are as costly as a guess, or as those around them.
@@ -192,7 +204,7 @@ class Costs:
         self._surprising: set[int] = set()  # kinds whose only look took longer than expected
         self._last: list[tuple[int, float]] = []  # rounds, as `observe` is given them
         self._guess = 1 + MORE_TOKENS * (TOKENS - 1.0)
-        self._curves: tuple[np.ndarray, np.ndarray] | None = None
+        self._curves: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by share
 
     @property
     def scale(self) -> float:
@@ -236,35 +248,40 @@ class Costs:
             self.known[kind] = [cost, seen, self.rounds]
             usual = self.known[median_low(n for n, _ in others)]
             usual[1] = min(usual[1] + 1, MOST_SEEN)
-        self._curves = None
+        self._curves.clear()
 
     def cost(self, kind: int) -> float:
         """Return the cost to expect of a round of this kind."""
-        known = self.known.get(kind)
-        return known[0] if known else float(self.curves()[0][kind])
+        known, (share, size) = self.known.get(kind), divmod(kind, len(SIZES))
+        return known[0] if known else float(self.curves(share)[0][size])
 
-    def curves(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cost to expect and the least that is possible, for each of KINDS.
+    def sizes(self, share: int) -> list[int]:
+        """Return which of SIZES are known, with a share or plain."""
+        own = range(kind(1, share), kind(1, share) + len(SIZES) - 1)
+        return sorted(n % len(SIZES) for n in self.known if n == 0 or n in own)
+
+    def curves(self, share: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return the cost to expect and the least that is possible, for each of SIZES.
 
         Between known kinds the expected cost rises as the guess does. The least cost assumes that
         a longer pass costs no less than a shorter one, and no more than several with as many tokens
         together.
         """
-        if self._curves is None:
-            kinds = np.array(sorted(self.known), dtype=int)
-            expected, least = self._guess, np.full(len(KINDS), NOTHING_KNOWN)
-            if len(kinds):
-                costs, seen, last = np.array([self.known[n] for n in kinds.tolist()]).T
+        if share not in self._curves:
+            sizes = self.sizes(share)
+            expected, least = self._guess, np.full(len(SIZES), NOTHING_KNOWN)
+            if sizes:
+                costs, seen, last = np.array([self.known[kind(n, share)] for n in sizes]).T
                 costs = np.minimum.accumulate(costs[::-1])[::-1]
-                expected = expected * np.interp(KINDS, kinds, costs / self._guess[kinds])
+                expected = expected * np.interp(SIZES, sizes, costs / self._guess[sizes])
                 doubt = np.minimum((1 + AGEING * (self.rounds - last)) / (seen + 1), MOST_DOUBT)
-                least[kinds] = costs * (1 - doubt)
+                least[sizes] = costs * (1 - doubt)
                 per_token = np.maximum.accumulate((least / TOKENS)[::-1])[::-1]
-                known, least = least[kinds], np.maximum.accumulate(least)
+                known, least = least[sizes], np.maximum.accumulate(least)
                 least = np.minimum(np.maximum(least, per_token * TOKENS), expected)
-                least[kinds] = known
-            self._curves = expected, least
-        return self._curves
+                least[sizes] = known
+            self._curves[share] = expected, least
+        return self._curves[share]
 
 
 @dataclass
@@ -285,27 +302,37 @@ class AdaptiveSchedule(Schedule):
     size of the batch, beginning with a guess: a length that might be better than the best known one
     is looked at as long as that has cost little. Threads may share one schedule; a look that
     several of them begin at once is charged once.
+
+    With several `shares` it chooses among all lengths of each in the same way, see `Shared`.
     """
 
-    def __init__(self, store: Path | None = None) -> None:
+    def __init__(self, store: Path | None = None, shares: Sequence[float] = (1.0,)) -> None:
+        self.shares = shares
+        # To choose from: an index of a share, and a length.
+        self._choices = [(i, n) for i in range(len(shares)) for n in LENGTHS if n or i == 0]
         self._learning = threading.Lock()
         self._store = store
-        self._counts, costs, self._exploration = _read(store)
+        self._counts, costs, self._exploration = _read(store, len(shares))
         self._costs = defaultdict(Costs, costs)  # by the size of the batch
         self._rounds, self._save_at = 0, SAVED_FIRST
-        # By the size of the batch: an index of LENGTHS, and the tokens to expect in a cost of 1.
+        # By the size of the batch: an index of the choices, and what to expect in a cost of 1.
         self._best: dict[int, tuple[int, float]] = {}
         # What the next rounds are to draft, and whether that is a look at another length; by the
         # size of the batch. To choose for each round takes longer than a small model's pass.
-        self._plans: defaultdict[int, deque[tuple[int, bool]]] = defaultdict(deque)
+        self._plans: defaultdict[int, deque[tuple[Choice, bool]]] = defaultdict(deque)
         self._seen: list[tuple[Outcome, bool]] = []  # since the last plan was made
 
     def next(self, remaining: int, rows: int = 1) -> int:
+        return self.choice(remaining, rows)[1]
+
+    def choice(self, remaining: int, rows: int = 1) -> Choice:
+        """Return an index of the shares, and what `next` does."""
         with self._learning:
             plan = self._plans[_size(rows)]
             if not plan:
                 plan.extend(self._choose(_size(rows)))
-            return min(plan[0][0], remaining - 1)
+            share, num_draft = plan[0][0]
+            return share, min(num_draft, remaining - 1)
 
     def kept(self, found: int) -> int:
         return LENGTHS[bisect(LENGTHS, found) - 1]
@@ -313,10 +340,10 @@ class AdaptiveSchedule(Schedule):
     def observe(self, outcome: Outcome) -> None:
         with self._learning:
             plan = self._plans[_size(outcome.rows)]
-            num_draft, looks = plan.popleft() if plan else (0, False)
-            looks &= outcome.num_draft == num_draft
+            choice, looks = plan.popleft() if plan else ((0, 0), False)
+            looks &= choice == (outcome.share, outcome.num_draft)
             if looks and not outcome.typical and not (self._seen and self._seen[-1][1]):
-                plan.appendleft((num_draft, True))  # once more, as its time says nothing
+                plan.appendleft((choice, True))  # once more, as its time says nothing
             self._seen.append((outcome, looks))
             if not plan:
                 self._learn()
@@ -337,8 +364,9 @@ class AdaptiveSchedule(Schedule):
             else:
                 self._exploration.budget += EXPLORED * costs.cost(outcome.kind)
             self._exploration.idle = 0 if outcome.num_draft else self._exploration.idle + 1
-        if drafts := [each for each, _ in self._seen if each.num_draft]:
-            self._counts.add(drafts)
+        for share, counts in enumerate(self._counts):
+            if drafts := [o for o, _ in self._seen if o.num_draft and o.share == share]:
+                counts.add(drafts)
         self._seen.clear()
         if self._rounds >= self._save_at:
             self._save_at *= 2
@@ -349,7 +377,7 @@ class AdaptiveSchedule(Schedule):
 
         A look that happens to gain is credited, so that luck averages out.
         """
-        usual, scale = costs.curves()[0][outcome.kind], costs.scale
+        usual, scale = costs.curves(outcome.share)[0][outcome.kind % len(SIZES)], costs.scale
         spent = outcome.seconds / scale if scale else usual
         best, rate = self._best[_size(outcome.rows)]
         gained = (1 + fmean(outcome.num_accepted)) / rate
@@ -358,16 +386,25 @@ class AdaptiveSchedule(Schedule):
         else:
             self._exploration.probe_loss += spent - gained
 
-    def _choose(self, size: int) -> list[tuple[int, bool]]:
+    def _expected(self, costs: Costs) -> np.ndarray:
+        """Return for each choice its tokens and cost to expect, its least cost, and if it is near.
+
+        What is longer than twice what is known is not near: its cost is a mere guess.
+        """
+        parts = []
+        for share, counts in enumerate(self._counts):
+            accepts, chances = counts.expected()
+            expected, least = (_per_length(curve, chances) for curve in costs.curves(share))
+            near = np.array(LENGTHS) < 2 * max([1, *costs.sizes(share)])
+            part = np.stack([1 + accepts[LENGTHS], expected, least, near])
+            parts.append(part[:, min(share, 1) :])
+        return np.concatenate(parts, axis=1)
+
+    def _choose(self, size: int) -> list[tuple[Choice, bool]]:
         """Return what the next rounds are to draft, and whether each is a look."""
         costs, exploration = self._costs[size], self._exploration
-        accepts, chances = self._counts.expected()
-        emitted = 1 + accepts[LENGTHS]
-        expected, least = (_per_length(curve, chances) for curve in costs.curves())
-        rates = emitted / expected
-        # No further than twice what is known: the costs of long passes are a mere guess.
-        near = np.array(LENGTHS) < 2 * max([1, *costs.known])
-        possible = np.where(near, emitted / least, 0)
+        emitted, expected, least, near = self._expected(costs)
+        rates, possible = emitted / expected, near * emitted / least
         if 0 not in costs.known:
             possible[0] = np.inf  # plain decoding is what others must not be slower than
         best, (before, _) = int(np.argmax(rates)), self._best.get(size, (None, 1.0))
@@ -375,13 +412,13 @@ class AdaptiveSchedule(Schedule):
             best = before
         self._best[size] = best, rates[best]
         losses = np.maximum(expected - emitted / rates[best], 0)
-        usual = (LENGTHS[best], False)
+        usual = (self._choices[best], False)
         seen = sum(rounds for _, rounds, _ in costs.known.values())
         count = 1 + min(int(max(self._rounds, seen)) // PLANNED_EVERY, MOST_PLANNED - 1)
         if best != before:
             count = min(count, NEWLY_CHOSEN)
         after = min(count // 2, AROUND)  # a look, which is compared with these and those before it
-        if usual[0] == 0:
+        if best == 0:
             other = 1 + int(np.argmax(rates[1:]))
             # What is accepted is not seen meanwhile.
             loss = max(exploration.probe_loss, 0.0) or losses[other]
@@ -389,7 +426,7 @@ class AdaptiveSchedule(Schedule):
             if exploration.idle >= patience:
                 exploration.probe_loss = 0.0
                 exploration.patience = min(2 * exploration.patience, MAX_PATIENCE)
-                return [(LENGTHS[other], True), *[usual] * after]
+                return [(self._choices[other], True), *[usual] * after]
             if best == before:  # meanwhile there is nothing to learn that could change the choice
                 count *= IDLE_PLANNED
             return [usual] * min(count, math.ceil(patience - exploration.idle))
@@ -402,7 +439,7 @@ class AdaptiveSchedule(Schedule):
             other = int(np.argmax(gains / np.maximum(losses, LEAST_LOSS)))
             if gains[other] > 0:
                 before_look = [usual] * (count - 1 - after)
-                return [*before_look, (LENGTHS[other], True), *[usual] * after]
+                return [*before_look, (self._choices[other], True), *[usual] * after]
         return [usual] * count
 
     def keep(self) -> None:
@@ -419,10 +456,34 @@ class AdaptiveSchedule(Schedule):
             str(size): {str(n): each[:2] for n, each in costs.known.items()}
             for size, costs in self._costs.items()
         }
-        counts, exploration = self._counts.values.tolist(), astuple(self._exploration)
+        counts = [each.values.tolist() for each in self._counts]
+        exploration = astuple(self._exploration)
         kept = {"counts": counts, "costs": sizes, "exploration": exploration}
         with contextlib.suppress(OSError):  # then each process learns for itself
             write_whole(self._store, json.dumps(kept).encode())
+
+
+class Shared(Schedule):
+    """The schedule of one batch, by one that chooses a share as well: who drafts in a round."""
+
+    def __init__(self, schedule: AdaptiveSchedule) -> None:
+        self._schedule = schedule
+        self._share = 0  # in this round
+
+    def next(self, remaining: int, rows: int = 1) -> int:
+        self._share, num_draft = self._schedule.choice(remaining, rows)
+        return num_draft
+
+    def split(self, num_draft: int) -> tuple[int, int]:
+        """Return how many tokens the model drafts in this round, and then the lookup at most."""
+        by_model = math.ceil(self._schedule.shares[self._share] * num_draft)
+        return by_model, num_draft - by_model
+
+    def kept(self, found: int) -> int:
+        return self._schedule.kept(found)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._schedule.observe(replace(outcome, share=self._share))
 
 
 def _up_to(ends: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -451,7 +512,7 @@ def _size(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def stored(*settings: object) -> AdaptiveSchedule:
+def stored(*settings: object, shares: Sequence[float] = (1.0,)) -> AdaptiveSchedule:
     """Return a schedule for models and options, which knows what earlier processes have learned.
 
     The key has the `repr` of the settings, and the hardware: a laptop's name changes with its
@@ -461,11 +522,11 @@ def stored(*settings: object) -> AdaptiveSchedule:
     names = [mx.device_info(each).get("device_name") for each in (mx.cpu, device)]
     hardware = (platform.machine(), *names, device, libraries.num_threads())
     code = (__version__, version("mlx"), libraries.parts())
-    digest = hashlib.sha256(repr((code, hardware, settings)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((code, hardware, settings, shares)).encode()).hexdigest()
     folder = cache_folder()
     with contextlib.suppress(OSError):  # then nothing is kept
         folder.mkdir(parents=True, exist_ok=True)
-    schedule = AdaptiveSchedule(folder / f"{digest[:32]}.json")
+    schedule = AdaptiveSchedule(folder / f"{digest[:32]}.json", shares)
     atexit.register(schedule.keep)
     return schedule
 
@@ -479,14 +540,14 @@ def cache_folder() -> Path:
     return Path(root) / "speculative_t5" / "draft-lengths"
 
 
-def _read(path: Path | None) -> tuple[Counts, dict[int, Costs], Exploration]:
+def _read(path: Path | None, shares: int) -> tuple[list[Counts], dict[int, Costs], Exploration]:
     """Return what a file has, costs by batch size; nothing learned if missing or damaged."""
-    nothing = Counts(), dict[int, Costs](), Exploration()
+    nothing = [Counts() for _ in range(shares)], dict[int, Costs](), Exploration()
     if path is None:
         return nothing
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        counts = Counts(found["counts"])
+        counts = [Counts(each) for each in found["counts"]]
         costs = {
             int(size): {int(n): (float(cost), float(seen)) for n, (cost, seen) in known.items()}
             for size, known in found["costs"].items()
@@ -497,12 +558,14 @@ def _read(path: Path | None) -> tuple[Counts, dict[int, Costs], Exploration]:
     except RecursionError:  # brackets within brackets
         return nothing
     known = [(n, *each) for lengths in costs.values() for n, each in lengths.items()]
-    whole = counts.values.shape == (5, MAX_DRAFT + 1) and all(
-        0 <= n < len(KINDS) and 0 < cost < math.inf and 0 < seen < math.inf
+    shapes = [each.values.shape for each in counts]
+    whole = shapes == [(5, MAX_DRAFT + 1)] * shares and all(
+        0 <= n < shares * len(SIZES) and 0 < cost < math.inf and 0 < seen < math.inf
         for n, cost, seen in known
     )
-    numbers = [*counts.values.flat, *astuple(exploration)]
-    if not (whole and np.isfinite(numbers).all() and counts.values.min() >= 0):
+    numbers = [n for each in counts for n in each.values.flat]
+    finite = np.isfinite([*numbers, *astuple(exploration)]).all()
+    if not (whole and finite and min(numbers) >= 0):
         return nothing
     exploration.budget = min(exploration.budget, EXPLORED_FIRST)
     return counts, {size: Costs(known) for size, known in costs.items()}, exploration

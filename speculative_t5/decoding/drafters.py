@@ -159,30 +159,44 @@ class LookupDrafter:
         return tokens
 
 
+Split = Callable[[int], tuple[int, int]]
+
+
+def after_as_many(num_draft: int) -> tuple[int, int]:
+    """A `Split`: the model's tokens, and then up to as many of the lookup's."""
+    return num_draft, num_draft
+
+
+def in_half(num_draft: int) -> tuple[int, int]:
+    """A `Split`: the first half, rounded up, is the model's."""
+    return (num_draft + 1) // 2, num_draft // 2
+
+
 class CombinedDrafter:
-    """A model's draft, and after it up to `num_draft` tokens that a lookup finds to follow it.
+    """A model's draft, and after it tokens that a lookup finds to follow it.
 
     Where it finds nothing, or the model's draft has ended with EOS, the draft is the model's alone.
-    If `shared`, both together draft up to `num_draft` tokens: the model half of them, rounded up.
+    `split` takes `num_draft`, and returns how many tokens the model drafts, and at most the lookup.
     """
 
-    def __init__(self, model: ModelDrafter, lookup: LookupDrafter, *, shared: bool = False) -> None:
+    def __init__(self, model: ModelDrafter, lookup: LookupDrafter, split: Split) -> None:
         self._model = model
         self._lookup = lookup
-        self._shared = shared
+        self._split = split
 
     def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
         self._model.start(prompts, session)
         self._lookup.start(prompts)
 
     def propose(self, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys) -> Draft:
-        by_model = (num_draft + 1) // 2 if self._shared else num_draft
+        by_model, by_lookup = self._split(num_draft)
         first = self._model.propose(contexts, by_model, groups, keys)
-        by_lookup = num_draft - by_model if self._shared else num_draft
         if by_lookup == 0:
             return first
-        # The round's second wait: the lookup continues from the tokens that the model drafted.
-        drafted = [row[:n] for row, n in zip(read(first.tokens), first.lengths, strict=True)]
+        drafted: list[list[int]] = [[] for _ in contexts]
+        if by_model:
+            # The round's second wait: the lookup continues from the tokens that the model drafted.
+            drafted = [row[:n] for row, n in zip(read(first.tokens), first.lengths, strict=True)]
         found = zip(drafted, self._lookup.find(contexts, by_lookup, drafted), strict=True)
         ends = self._lookup.info.eos_token_ids
         both = self._lookup.as_draft([d + more if ends.isdisjoint(d) else d for d, more in found])

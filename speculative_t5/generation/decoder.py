@@ -324,11 +324,11 @@ class SpeculativeDecoder:
                 None stands for any.
             speculative: False decodes with the target alone.
         """
-        drafter = self.make_drafter() if speculative else None
-        if drafter is None:
+        if not (speculative and self.drafts):
             return Plan(decoding.EmptyDrafter(), NO_DRAFT, self._verifier, self._steady_width())
         sharing = self.draft if isinstance(self.draft, SharingDraft) else None
         schedule = self._schedule_for(sampler)
+        drafter = self._make_drafter(schedule)
         return Plan(drafter, schedule, self._verifier, self._steady_width(), sharing)
 
     def _steady_width(self) -> int | None:
@@ -350,26 +350,31 @@ class SpeculativeDecoder:
             settings += sampler.greedy, temperature, sampler.top_k > 0, sampler.top_p < 1
             # A transform takes time, and changes what is accepted.
             settings += (sampler.transform.summary,) if sampler.transform else ()
+        shares = decoding.SHARES if self.draft else (1.0,)
         with _beginning:
             if settings not in self._schedules:
                 models = [each.fingerprint if each else None for each in (self.model, self.draft)]
-                found = decoding.stored(*models, self.draft_vocab, *settings)
+                found = decoding.stored(*models, self.draft_vocab, *settings, shares=shares)
                 self._schedules[settings] = found
-            return self._schedules[settings]
+            schedule = self._schedules[settings]
+        return decoding.Shared(schedule) if self.draft else schedule
 
-    def make_drafter(self) -> decoding.Drafter | None:
-        """Return a drafter, or None where nothing drafts."""
+    def _make_drafter(self, schedule: decoding.Schedule) -> decoding.Drafter:
+        """Return a drafter for rounds by this schedule."""
         info, options, by_model = self.model.info, self._drafting, None
         if self.draft:
             by_model = decoding.ModelDrafter(
                 self.draft, info.vocab_size, self.draft_vocab, self._broadcast
             )
-        if not options.lookup:
+        if by_model and not (options.lookup or options.adapts):
             return by_model
         lookup = decoding.LookupDrafter(info, options.min_ngram, options.max_ngram)
         if by_model is None:
             return lookup
-        return decoding.CombinedDrafter(by_model, lookup, shared=options.steady)
+        split = decoding.in_half if options.steady else decoding.after_as_many
+        if isinstance(schedule, decoding.Shared):
+            split = schedule.split
+        return decoding.CombinedDrafter(by_model, lookup, split)
 
 
 def checked_pair(item: object) -> tuple[int, Prompt]:

@@ -292,8 +292,9 @@ class BatchOptions(GenerationOptions):
 class DraftingOptions:
     """How a decoder drafts and verifies.
 
-    With num_draft "auto", the length follows the costs and acceptance of the rounds so far, which
-    are kept for later processes. It is 5 where outputs depend on it (with a delta, or with verify
+    With num_draft "auto", the length and who drafts, a draft model or a lookup or one after the
+    other, follow the costs and acceptance of the rounds so far, which are kept for later processes.
+    The length is 5 where outputs depend on it (with a delta, or with verify
     "token" or "block"), where passes have one width (steady), and where processes that share a
     model must draft alike. At temperature 0, a drafted x is accepted if the target gives it at
     least (1 - delta) times the largest probability. Three rules verify sampled tokens, all of them
@@ -314,7 +315,8 @@ class DraftingOptions:
     )
     lookup: bool = in_drafting(
         False,
-        "After the draft model's tokens, also propose tokens copied from the prompt or the output.",
+        "After the draft model's tokens, also propose tokens copied from the prompt or the output; "
+        "with --num-draft auto, this is done where it pays.",
     )
     min_ngram: int = in_drafting(
         1, "Prompt lookup: fewest last tokens of the output that must match."
