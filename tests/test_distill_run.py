@@ -47,7 +47,7 @@ def test_a_draft_learns_and_loads_beside_its_target_alone(
     output, watch, model = tmp_path / "draft", Watch(), target()
     if kind != "t5":
         model = tiny_gemma(kind, vocab_size=20, seed={"t5gemma": 10, "t5gemma2": 5}[kind], layers=2)
-    options = replace(SHORT, steps=80, batch_tokens=300, learning_rate=1e-2, block=block)
+    options = replace(SHORT, steps=80, batch_tokens=300, learning_rate=1e-2, block=block, layers=1)
     go(output, watch, options, replace(DATA, train=examples(300, 3)), model)
     losses = [now.loss for now in watch.of("trained")]
     share = 0.7 if block == 1 else 0.8  # later tokens are harder to tell
@@ -56,7 +56,8 @@ def test_a_draft_learns_and_loads_beside_its_target_alone(
     records = json.loads((output / "history.json").read_text())
     assert [r["step"] for r in records] == [16, 32, 48, 64, 80]
     assert [r["tokens_per_pass"] for r in records] == checks
-    assert records[-1]["agreement"] > max(records[0]["agreement"], 0.5)
+    first, last = records[0]["agreement"], records[-1]["agreement"]
+    assert last > 0.9 or last > max(first, 0.5)
     assert records[1]["loss"] == pytest.approx(sum(losses[16:32]) / 16)
 
     draft, tokenizer = load(output, target=model)
@@ -82,10 +83,10 @@ def test_a_copy_of_all_layers_has_nothing_to_learn(loss: Any, kind: str) -> None
     if kind == "float16":
         model.set_dtype(mx.float16)
     labels = [Label(e.line, e.prompt, [*e.prompt[:-1], 5, EOS]) for e in DATA.train]
-    options = DistillOptions(layers=3, batch_tokens=200, loss=loss)
-    training = Training(new_draft(model, options), labels, options, steps=1)
+    options = DistillOptions(layers=3, d_ff=model.config.d_ff, batch_tokens=200, loss=loss)
+    training = Training(new_draft(model, options), labels, options)
     rounded = {"bfloat16": 0.05, "float16": 1e-2, "quantized": 1e-2}  # of the target's passes
-    assert abs(training.step()) < rounded.get(kind, 1e-4)
+    assert abs(training.step(0.0)) < rounded.get(kind, 1e-4)
 
 
 def test_a_block_learns_what_the_target_says_of_each_of_its_tokens() -> None:
@@ -151,8 +152,8 @@ def test_a_draft_is_rounded_once_whatever_the_targets_type(tmp_path: Path) -> No
 def test_a_draft_is_trained_further(whole: Path, tmp_path: Path) -> None:
     model = target()
     start: Any = load(whole, target=model)[0]
-    with refused("layers must be 1, as the first draft has, got 2"):
-        go(tmp_path / "second", options=replace(SHORT, layers=2), model=model, start=start)
+    with refused("layers must be 2, as the first draft has, got 1"):
+        go(tmp_path / "second", options=replace(SHORT, layers=1), model=model, start=start)
     with refused("d_ff must be 16, as the first draft has, got 8"):
         go(tmp_path / "second", options=replace(SHORT, d_ff=8), model=model, start=start)
     options = replace(SHORT, steps=1, learning_rate=1e-9)  # changes nothing that float16 shows
@@ -220,8 +221,8 @@ def test_a_run_takes_the_minutes_it_was_given(tmp_path: Path, clock: Any) -> Non
     assert 40 < clock.judging < 90
     done = {split: watch.of(split)[-1] for split in ("valid", "train")}
     assert done["valid"].done < 150 and done["train"].done < 400
-    totals = {now.total for now in watch.of("trained")}
-    assert len(totals) == 1 and totals.pop() > 50
+    last = watch.of("trained")[-1]
+    assert last.done == last.total > 50
 
 
 @pytest.fixture(scope="module")

@@ -263,7 +263,7 @@ def _plan(
     draft = distilling.new_draft(target, options)
     own = distilling.own_parameters(draft)
     yield (
-        f"the draft: {count(options.layers, 'layer')}, "
+        f"the draft: {count(draft.own.num_decoder_layers, 'layer')}, "
         f"{own / 1e6:,.1f} M parameters of its own, {2 * own / 1e6:,.1f} MB"
     )
     steps = f"{options.num_steps:,} steps" if options.num_steps else f"{options.minutes:g} minutes"

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any, get_origin, get_type_hints
 
@@ -28,12 +27,13 @@ INPUTS = {"data": "other data", "target": "another target"}  # settings that are
 LABEL_CHUNK = 256  # prompts that are labelled between two syncs with the disk, at most
 HELD_OUT_SHARE, LABEL_SHARE = 0.15, 0.4  # of the minutes, after which labels are enough
 JUDGE_SHARE = 0.1  # of the minutes, left for judging
+CHECK_SHARE = 0.2  # of the training, that measuring tokens per pass meanwhile may take
 MAX_JUDGING = 900.0  # seconds
 SAVE_EVERY, SAVE_SECONDS = 100, 60.0  # steps or seconds between saved states
 CHECKS = 20  # times that tokens per pass are measured, at most
 CHECK_DRAFT = 5  # the number of drafted tokens they are measured at
 DIGITS = 12  # of digests
-TRIAL = 4  # steps that are timed, after one that is not, to turn minutes into steps
+LAYERS = 2  # of a draft
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def check_options(
 ) -> None:
     """Refuse options that do not fit the target, or the draft to train further."""
     config, size, vocab = target.config, target.info.vocab_size, options.draft_vocab
-    if options.layers > (most := config.num_decoder_layers):
+    if options.layers is not None and options.layers > (most := config.num_decoder_layers):
         raise ValueError(
             f"layers must be at most {most}, the target's own decoder layers, got {options.layers}"
         )
@@ -120,9 +120,15 @@ def new_draft(
     target: EncoderDecoder, options: DistillOptions, start: SharingDraft | None = None
 ) -> SharingDraft:
     """Return a draft with copies of the target's layers, or of the draft to start from."""
-    d_ff = start.own.d_ff if start else options.d_ff or target.config.d_ff
-    config = SharingConfig(options.layers, d_ff, options.draft_vocab, options.block)
-    draft = SharingDraft(target, config)
+    whole = target.config
+    if start is not None:
+        layers, d_ff = start.own.num_decoder_layers, start.own.d_ff
+    else:
+        layers = options.layers or min(LAYERS, whole.num_decoder_layers)
+        # A step of two narrow layers takes about as long as one of a whole layer, and says more.
+        narrow = whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model)
+        d_ff = options.d_ff or narrow
+    draft = SharingDraft(target, SharingConfig(layers, d_ff, options.draft_vocab, options.block))
     copy_layers(draft)
     if start is not None:
         draft.update(start.parameters())
@@ -136,8 +142,7 @@ class _State:
     settings: dict[str, Any]
     seconds: float = 0.0  # in all its processes
     labelled: dict[str, int] = field(default_factory=dict)  # prompts, by split, where it is done
-    steps: int = 0  # to take; 0: not known yet
-    checks: int = 0  # to make while training
+    labels_took: float = 0.0  # seconds until training began
     losses: list[float] = field(default_factory=list)  # by step
     history: list[dict[str, Any]] = field(default_factory=list)  # by check
 
@@ -210,6 +215,7 @@ class _Run:
         self._began = perf_counter() - self.state.seconds  # if nothing had stopped it
         minutes = self.options.minutes
         self._limit = math.inf if minutes is None else 60 * minutes
+        self._check_took = 0.0  # seconds
 
     @property
     def spent(self) -> float:
@@ -283,64 +289,59 @@ class _Run:
 
     def train(self, labels: Sequence[Label], valid: Sequence[Label]) -> SharingDraft:
         """Train, and keep the losses and the history of tokens per pass in the state."""
-        state, path = self.state, self.folder.path / "state.safetensors"
-        if self.options.num_steps is not None:
-            state.steps, state.checks = self.options.num_steps, CHECKS
-        elif not state.steps:
-            self._plan(labels, valid)
-        training, steps = self._training(labels, state.steps), state.steps
+        options, state, path = self.options, self.state, self.folder.path / "state.safetensors"
+        state.labels_took = state.labels_took or self.spent
+        draft = new_draft(self.task.target, options, self.task.start)
+        training = Training(draft, labels, options)
         if path.exists():
             training.restore(path)
         # Steps after the saved one are taken again.
         losses = state.losses = state.losses[: training.step_number]
         history = [each for each in state.history if each["step"] <= training.step_number]
         state.history = history
-        every, saved = -(-steps // state.checks), perf_counter()
-        while (step := training.step_number + 1) <= steps:
-            losses.append(training.step())
+        saved, checked = perf_counter(), -math.inf
+        while (done := self._trained(training.step_number)) < 1:
+            losses.append(training.step(done))
+            step = training.step_number
             if not math.isfinite(losses[-1]):
                 raise ValueError(
                     f"the loss is {losses[-1]} at step {step}: delete {self.folder.path} and use a "
                     "smaller --learning-rate"
                 )
-            tokens = None
-            if step % every == 0 or step == steps:
-                found = agreement(training.draft, valid, self.options.batch_tokens)
+            tokens, before, done = None, done, self._trained(step)
+            if options.minutes is None:
+                is_early = False
+            else:
+                is_early = perf_counter() - checked < self._check_took / CHECK_SHARE
+            if done >= 1 or (int(CHECKS * before) < int(CHECKS * done) and not is_early):
+                checked = perf_counter()
+                found = agreement(draft, valid, options.batch_tokens)
+                self._check_took = perf_counter() - checked
                 tokens = found.tokens_per_pass(CHECK_DRAFT)
                 since = losses[history[-1]["step"] if history else 0 :]
                 history.append({
                     "step": step, "loss": sum(since) / len(since), "tokens_per_pass": tokens,
                     "agreement": found.rate,
                 })  # fmt: skip
-            self.report(Progress("training", step, steps, loss=losses[-1], tokens_per_pass=tokens))
+            total = round(step / min(done, 1.0))
+            self.report(Progress("training", step, total, loss=losses[-1], tokens_per_pass=tokens))
             late = perf_counter() - saved > SAVE_SECONDS
-            if step % SAVE_EVERY == 0 or step == steps or late:
+            if step % SAVE_EVERY == 0 or done >= 1 or late:
                 self.save()
                 training.save(path)
                 saved = perf_counter()
-        return training.draft
+        return draft
 
-    def _training(self, labels: Sequence[Label], steps: int) -> Training:
-        draft = new_draft(self.task.target, self.options, self.task.start)
-        return Training(draft, labels, self.options, steps)
-
-    def _plan(self, labels: Sequence[Label], valid: Sequence[Label]) -> None:
-        """Choose how many steps and checks there are, by a trial, for the minutes that are left.
-
-        Checks get at most a fifth of the time.
-        """
-        trial = self._training(labels, 10**6)
-        times = [_seconds(trial.step) for _ in range(TRIAL + 1)]
-        check = _seconds(lambda: agreement(trial.draft, valid, self.options.batch_tokens))
-        path = self.folder.path / "trial.safetensors"
-        step, save = median(times[1:]), _seconds(lambda: trial.save(path))
-        path.unlink()
-        step += save * max(1 / SAVE_EVERY, step / SAVE_SECONDS)
-        # The draft is compared once more before it is judged.
-        left = self.left(1 - JUDGE_SHARE) - check
-        self.state.checks = max(1, min(CHECKS, int(0.2 * left / max(check, 1e-9))))
-        self.state.steps = max(1, int((left - self.state.checks * check) / step))
-        self.save()
+    def _trained(self, steps: int) -> float:
+        """Return the share of the training that is done after some steps; 1 ends it."""
+        if self.options.num_steps is not None:
+            return steps / self.options.num_steps
+        if steps == 0:
+            return 0.0
+        # The draft is compared twice more: at the end, and as it will be loaded.
+        until = self._limit * (1 - JUDGE_SHARE) - 2 * self._check_took
+        took = self.state.labels_took
+        return 1.0 if until <= took else (self.spent - took) / (until - took)
 
     def judge(self, trained: SharingDraft, valid: Sequence[Label], output: Path) -> Judgement:
         """Judge the draft as it will be loaded, and write its folder."""
@@ -349,7 +350,7 @@ class _Run:
         draft = load_draft(folder.path / "draft", task.target)
         found = agreement(draft, valid, options.batch_tokens)
         done = state.labelled
-        made = {"steps": state.steps, "labels": done["train"], "held_out": done["valid"]}
+        made = {"steps": len(state.losses), "labels": done["train"], "held_out": done["valid"]}
         made_by = {k: v for k, v in (state.settings | made).items() if v is not None}
         judgement = judge(
             task, draft, output.name, [each.prompt for each in valid], found,
@@ -366,9 +367,3 @@ class _Run:
         save_draft(output, trained, task.name, files=files)
         shutil.rmtree(folder.path, ignore_errors=True)
         return judgement
-
-
-def _seconds(action: Callable[[], object]) -> float:
-    began = perf_counter()
-    action()
-    return perf_counter() - began

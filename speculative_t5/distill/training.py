@@ -23,7 +23,8 @@ LossName = Literal["ce", "kl", "ce+kl", "tv", "lk"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 LOGITS = 2**22  # that exist at a time, of draft and target each
 DEFAULT_STEPS = 2000
-WARM_UP, CLIP = 50, 1.0  # steps; norm of the gradient
+WARM_UP, WARM_SHARE = 50, 0.1  # steps, or a share of the training if that is less
+CLIP = 1.0  # norm of the gradient
 # Numbers of 4 bytes that exist at the peak. Counted by `mx.get_peak_memory` on the CPU for one and
 # two layers of the shapes of t5-base, flan-t5-small and correct-base; all within 20 %.
 OWN = 4  # a weight, its gradient and the two moments of Adam
@@ -42,8 +43,15 @@ class DistillOptions:
         ValueError: If one is out of its range.
     """
 
-    layers: int = option(1, "Decoder layers of the draft.", least=1)
-    d_ff: int | None = option(None, "Its feed-forward width.", shown="the target's", least=1)
+    layers: int | None = option(
+        None, "Decoder layers of the draft.", shown="2 if the target has as many", least=1
+    )
+    d_ff: int | None = option(
+        None,
+        "Its feed-forward width.",
+        shown="d_model, or d_ff for one layer",
+        least=1,
+    )
     steps: int | None = option(
         None, "Steps to train.", shown=f"{DEFAULT_STEPS} without --minutes", least=1
     )
@@ -88,13 +96,12 @@ class Training:
     """
 
     def __init__(
-        self, draft: SharingDraft, labels: Sequence[Label], options: DistillOptions, steps: int
+        self, draft: SharingDraft, labels: Sequence[Label], options: DistillOptions
     ) -> None:
         self.step_number = 0  # how many steps were taken
         self.draft = draft
         self._labels = labels
         self._options = options
-        self._steps = steps
         draft.set_dtype(mx.float32)
         self._output_weight = output_weight(draft)
         mx.eval(self._output_weight)
@@ -102,12 +109,17 @@ class Training:
         self._optimizer.init(draft.trainable_parameters())
         self._batches = batches(labels, options.batch_tokens, options.seed)
 
-    def step(self) -> float:
-        """Train on the next batch, and return its loss per token."""
-        draft, loss, weight = self.draft, self._options.loss, self._output_weight
+    def step(self, done: float) -> float:
+        """Train on the next batch, and return its loss per token.
+
+        `done` is the share of the training before this step, which the learning rate depends on.
+        """
+        draft, options, weight = self.draft, self._options, self._output_weight
         target = draft.target
-        batch = make_batch(next(self._batches), target, draft.own.block)
-        self._optimizer.learning_rate = mx.array(self._rate())
+        loss, batch = options.loss, make_batch(next(self._batches), target, draft.own.block)
+        warm = min(1.0, max((self.step_number + 1) / WARM_UP, done / WARM_SHARE))
+        falling = 0.5 * (1 + math.cos(math.pi * done))
+        self._optimizer.learning_rate = mx.array(options.learning_rate * warm * falling)
         target_logits, widest = None, weight.shape[0]
         if loss != "ce":
             target_logits, widest = logits_of(target, batch), target.info.vocab_size
@@ -127,11 +139,6 @@ class Training:
         mx.eval(draft.parameters(), self._optimizer.state)
         self.step_number += 1
         return float(value)
-
-    def _rate(self) -> float:
-        warm = min(1.0, (self.step_number + 1) / min(WARM_UP, self._steps))
-        done = self.step_number / self._steps
-        return self._options.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * done))
 
     def save(self, path: Path) -> None:
         """Write weights, the optimizer's state and the step to a safetensors file, atomically."""
