@@ -74,16 +74,13 @@ def test_a_draft_learns_and_loads_beside_its_target_alone(
         load(output, target=target(seed=19))
 
 
-@pytest.mark.parametrize(
-    ("loss", "kind"), [*(("kl", kind) for kind in (*TARGETS, "float16")), ("tv", "plain"),
-                       ("lk", "plain")]
-)  # fmt: skip
-def test_a_copy_of_all_layers_has_nothing_to_learn(loss: Any, kind: str) -> None:
+@pytest.mark.parametrize("kind", [*TARGETS, "float16"])
+def test_a_copy_of_all_layers_has_nothing_to_learn(kind: str) -> None:
     model = make_target("plain" if kind == "float16" else kind)
     if kind == "float16":
         model.set_dtype(mx.float16)
     labels = [Label(e.line, e.prompt, [*e.prompt[:-1], 5, EOS]) for e in DATA.train]
-    options = DistillOptions(layers=3, d_ff=model.config.d_ff, batch_tokens=200, loss=loss)
+    options = DistillOptions(layers=3, d_ff=model.config.d_ff, batch_tokens=200, loss="kl")
     training = Training(new_draft(model, options), labels, options)
     rounded = {"bfloat16": 0.05, "float16": 1e-2, "quantized": 1e-2}  # of the target's passes
     assert abs(training.step(0.0)) < rounded.get(kind, 1e-4)

@@ -17,7 +17,7 @@ from speculative_t5.tokenizers import PromptEncoder
 
 import pytest
 from checkpoints import refused
-from conftest import GREEDY, tiny_draft, tiny_model
+from conftest import GREEDY, tiny_model
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def test_lists_may_come_from_iterators() -> None:
 
 def test_draft_lengths_are_learned_by_options_and_not_copied() -> None:
     target = tiny_model(vocab_size=20)
-    decoder = SpeculativeDecoder(target, tiny_draft(target))
+    decoder = SpeculativeDecoder(target, "lookup")
     changes: list[dict[str, Any]] = [{}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}]
     samplers = [decoder.bind(GenerationOptions(**change)).sampler for change in changes]
     schedules = [decoder.plan(sampler).schedule for sampler in (*samplers, None)]

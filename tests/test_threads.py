@@ -63,10 +63,10 @@ def test_threads_that_share_a_decoder_give_the_same_outputs(
     begun: list[int] = []
     learning, add, stored = threading.Lock(), Counts.add, decoding.stored
 
-    def slowly_stored(*settings: object) -> decoding.AdaptiveSchedule:
+    def slowly_stored(*settings: object, **options: Any) -> decoding.AdaptiveSchedule:
         begun.append(1)
         time.sleep(0.2)  # all others have begun by then
-        return stored(*settings)
+        return stored(*settings, **options)
 
     def add_alone(counts: Counts, outcomes: list[decoding.Outcome]) -> None:
         assert learning.acquire(blocking=False)

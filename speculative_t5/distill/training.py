@@ -19,7 +19,7 @@ from ..files import replacing
 from ..models import MOST_BLOCK, EncoderDecoder, SharingDraft, plain_weight
 from .labels import Label, LabelBatch, batches, group, make_batch
 
-LossName = Literal["ce", "kl", "ce+kl", "tv", "lk"]
+LossName = Literal["ce", "kl"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 LOGITS = 2**22  # that exist at a time, of draft and target each
 DEFAULT_STEPS = 2000
@@ -213,28 +213,20 @@ def loss_sum(
     q is the draft's distribution and p the target's, both (P, V). Of p only the ids that the draft
     has count; what lies beyond them is lost to any draft.
 
-    ce: -log q(label). kl: KL(p || q) (distillation, arXiv 1503.02531). tv: 1 - sum(min(p, q)), the
-    chance that a sampled token is rejected (arXiv 2310.08461). lk: -log(sum(min(p, q)))
-    (arXiv 2602.23881). ce+kl: 0.8 of the first and 1.0 of the second (arXiv 2311.00430).
+    ce: -log q(label). kl: KL(p || q) (distillation, arXiv 1503.02531).
     """
     size = weight.shape[0]
     logits = capped(hidden @ weight.T)
     log_sum = mx.logsumexp(logits, axis=-1)
-    # The label's logit as a product of its own: its gradient is not as wide as the vocabulary.
-    chosen = capped((hidden * weight[mx.minimum(labels, size - 1)]).sum(-1))
-    cross_entropy = mx.where(labels < size, log_sum - chosen, 0.0).sum()
     if loss == "ce":
-        return cross_entropy
+        # The label's logit as a product of its own: its gradient is not as wide as the vocabulary.
+        chosen = capped((hidden * weight[mx.minimum(labels, size - 1)]).sum(-1))
+        return mx.where(labels < size, log_sum - chosen, 0.0).sum()
     assert target_logits is not None
     p = mx.softmax(target_logits, axis=-1)[:, :size]
-    if loss in ("kl", "ce+kl"):
-        log_ratio = log_sum - mx.logsumexp(target_logits, axis=-1)
-        divergence = (p * (target_logits[:, :size] - logits)).sum(-1) + p.sum(-1) * log_ratio
-        return divergence.sum() + (0.8 * cross_entropy if loss == "ce+kl" else 0.0)
-    overlap = mx.minimum(p, mx.softmax(logits, axis=-1)).sum(-1)
-    if loss == "tv":
-        return (1 - overlap).sum()
-    return -mx.log(mx.maximum(overlap, 1e-6)).sum()
+    log_ratio = log_sum - mx.logsumexp(target_logits, axis=-1)
+    divergence = (p * (target_logits[:, :size] - logits)).sum(-1) + p.sum(-1) * log_ratio
+    return divergence.sum()
 
 
 def logits_of(target: EncoderDecoder, batch: LabelBatch) -> Callable[[int, int], mx.array]:
