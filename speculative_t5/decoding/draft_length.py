@@ -33,8 +33,9 @@ LENGTHS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, MAX_DRAFT]
 SIZES = np.arange(MAX_DRAFT + 2)
 TOKENS = np.maximum(SIZES, 1)  # in the target's pass
 # Where a model and a lookup are at hand: the model's share of a draft, before the lookup adds the
-# rest, which costs nothing to draft. A kind of round is its size, and that by its share.
-SHARES = 0.25, 1.0, 0.0
+# rest, which costs nothing to draft. What is tried first comes first: on a CPU a small model's step
+# costs little, on a GPU it costs its launches. A kind of round is its size, and that by its share.
+SHARES, SHARES_ON_GPU = (1.0, 0.25, 0.0), (0.25, 1.0, 0.0)
 
 TYPICAL_RATE = 0.8  # acceptance rate of a draft that is worth having
 PRIOR_TOKENS = 4.0  # weight, in tokens, of that rate against the tokens seen so far
