@@ -419,8 +419,10 @@ def test_on_a_gpu_a_plain_round_counts_if_one_preceded_it_just_now(
     assert not any(typical_rounds(decoder, 0, paused=0.02)[:-1])
 
 
-def drafted_by(by_model: float, copied: int, *, rounds: int = 400, store: Any = None) -> Shared:
-    """Return a schedule for a model that is always right, and a lookup that is right so far.
+def drafted_by(
+    by_model: float, right: int, copied: int, *, rounds: int = 400, store: Any = None
+) -> Shared:
+    """Return a schedule for a model and a lookup, each of which is right for so many tokens.
 
     A pass costs the same whatever its length, and `by_model` more for each token of the model.
     """
@@ -428,7 +430,8 @@ def drafted_by(by_model: float, copied: int, *, rounds: int = 400, store: Any = 
     for _ in range(rounds):
         num_draft = schedule.next(100)
         model, lookup = schedule.split(num_draft)
-        accepted, costs = model + min(copied, lookup), (0.01 * by_model * model, 0.01)
+        accepted = min(model, right) + (min(copied, lookup) if model <= right else 0)
+        costs = 0.01 * by_model * model, 0.01
         outcome = Outcome(num_draft, [num_draft], [accepted], *costs, 1, 1 + num_draft)
         schedule.observe(outcome)
     return schedule
@@ -445,12 +448,12 @@ def shares(schedule: Shared) -> list[float]:
 
 
 def test_who_drafts_is_chosen_by_what_it_costs_and_gains(tmp_path: Path) -> None:
-    assert shares(drafted_by(0.0, copied=0)) == [1.0]
-    assert shares(drafted_by(2.0, copied=40)) == [0.0], "a lookup costs nothing"
-    (share,) = shares(drafted_by(0.2, copied=9))
+    assert shares(drafted_by(0.0, right=63, copied=0)) == [1.0]
+    assert shares(drafted_by(2.0, right=63, copied=40)) == [0.0], "a lookup costs nothing"
+    (share,) = shares(drafted_by(0.1, right=6, copied=4))
     assert 0.2 < share < 0.5, "both, in turn"
     store = tmp_path / "learned.json"
-    drafted_by(2.0, copied=40, store=store)._schedule.keep()
+    drafted_by(2.0, right=63, copied=40, store=store)._schedule.keep()
     assert shares(Shared(AdaptiveSchedule(store, SHARES))) == [0.0]
     assert Shared(AdaptiveSchedule(store)).next(100) == AdaptiveSchedule().next(100), "others'"
 

@@ -10,7 +10,6 @@ drafts nothing. Imports `errors`, `files`, `device` and `cpu.libraries` only.
 from .beams import BeamOptions, BeamResult, EarlyStopping, Hypothesis, beam_search
 from .draft_length import (
     SHARES,
-    SHARES_ON_GPU,
     AdaptiveSchedule,
     FixedSchedule,
     Outcome,

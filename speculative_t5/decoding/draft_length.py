@@ -33,9 +33,9 @@ LENGTHS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, MAX_DRAFT]
 SIZES = np.arange(MAX_DRAFT + 2)
 TOKENS = np.maximum(SIZES, 1)  # in the target's pass
 # Where a model and a lookup are at hand: the model's share of a draft, before the lookup adds the
-# rest, which costs nothing to draft. What is tried first comes first: on a CPU a small model's step
-# costs little, on a GPU it costs its launches. A kind of round is its size, and that by its share.
-SHARES, SHARES_ON_GPU = (1.0, 0.25, 0.0), (0.25, 1.0, 0.0)
+# rest, which costs nothing to draft. What is tried first comes first. A kind of round is its size,
+# and that by its share.
+SHARES = 1.0, 0.25, 0.0
 
 TYPICAL_RATE = 0.8  # acceptance rate of a draft that is worth having
 PRIOR_TOKENS = 4.0  # weight, in tokens, of that rate against the tokens seen so far
@@ -393,10 +393,10 @@ class AdaptiveSchedule(Schedule):
         What is longer than twice what is known is not near: its cost is a mere guess.
         """
         parts = []
+        near = np.array(LENGTHS) < 2 * max([1, *(n % len(SIZES) for n in costs.known)])
         for share, counts in enumerate(self._counts):
             accepts, chances = counts.expected()
             expected, least = (_per_length(curve, chances) for curve in costs.curves(share))
-            near = np.array(LENGTHS) < 2 * max([1, *costs.sizes(share)])
             part = np.stack([1 + accepts[LENGTHS], expected, least, near])
             parts.append(part[:, min(share, 1) :])
         return np.concatenate(parts, axis=1)

@@ -350,9 +350,7 @@ class SpeculativeDecoder:
             settings += sampler.greedy, temperature, sampler.top_k > 0, sampler.top_p < 1
             # A transform takes time, and changes what is accepted.
             settings += (sampler.transform.summary,) if sampler.transform else ()
-        shares: tuple[float, ...] = (1.0,)
-        if self.draft:
-            shares = decoding.SHARES if device.on_cpu() else decoding.SHARES_ON_GPU
+        shares = decoding.SHARES if self.draft else (1.0,)
         with _beginning:
             if settings not in self._schedules:
                 models = [each.fingerprint if each else None for each in (self.model, self.draft)]
