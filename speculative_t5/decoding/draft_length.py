@@ -58,6 +58,7 @@ EXPLORED = 0.01  # share of the time that looks may lose
 LEAST_LOSS = 0.1  # looks that would lose less are taken to lose this much
 EXPLORED_FIRST = 6.0  # what looks may lose besides, for a beginning
 FIRST_ROUNDS = 3  # with a time that says something, before the first look
+ROUNDS_OF_SHARE = 6  # that tell what a share gives, until they are forgotten
 MOST_CHARGED = 1.2  # times its usual cost, for a look that also had a pass to compile
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
@@ -368,6 +369,8 @@ class AdaptiveSchedule(Schedule):
         for share, counts in enumerate(self._counts):
             if drafts := [o for o, _ in self._seen if o.num_draft and o.share == share]:
                 counts.add(drafts)
+            elif share:
+                counts.values *= LONGER ** len(self._seen)
         self._seen.clear()
         if self._rounds >= self._save_at:
             self._save_at *= 2
@@ -437,6 +440,11 @@ class AdaptiveSchedule(Schedule):
             surpassed = WORTHWHILE * rates[best] * least[best] / expected[best]
             gains = np.where(losses <= exploration.budget, possible - surpassed, 0)
             gains[best] = 0
+            for i, (share, length) in enumerate(self._choices):
+                # What others draft says nothing of it: a share is looked at, whatever it promises.
+                is_new = self._counts[share].values[0, 1] < ROUNDS_OF_SHARE
+                if is_new and length == usual[0][1] and losses[i] <= exploration.budget:
+                    gains[i] = np.inf
             other = int(np.argmax(gains / np.maximum(losses, LEAST_LOSS)))
             if gains[other] > 0:
                 before_look = [usual] * (count - 1 - after)
