@@ -442,7 +442,7 @@ def shares(schedule: Shared) -> list[float]:
     usual = Counter[float]()
     for _ in range(40):
         num_draft = schedule.next(100)
-        usual[schedule.split(num_draft)[0] / num_draft] += 1
+        usual[schedule.split(num_draft)[0] / max(num_draft, 1)] += 1
         schedule.observe(Outcome(num_draft, [num_draft], [num_draft], 0.0, 0.01, typical=False))
     return [share for share, _ in usual.most_common(1)]
 

@@ -58,6 +58,7 @@ EXPLORED = 0.01  # share of the time that looks may lose
 LEAST_LOSS = 0.1  # looks that would lose less are taken to lose this much
 EXPLORED_FIRST = 6.0  # what looks may lose besides, for a beginning
 FIRST_ROUNDS = 3  # with a time that says something, before the first look
+FIRST_PROBE = 7  # tokens, of a share that has hardly been seen
 ROUNDS_OF_SHARE = 6  # that tell what a share gives, until they are forgotten
 MOST_CHARGED = 1.2  # times its usual cost, for a look that also had a pass to compile
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
@@ -271,11 +272,13 @@ class Costs:
         """
         if share not in self._curves:
             sizes = self.sizes(share)
-            expected, least = self._guess, np.full(len(SIZES), NOTHING_KNOWN)
+            # A smaller share of the model costs no more.
+            guess = self.curves(share - 1)[0] if share else self._guess
+            expected, least = guess, np.full(len(SIZES), NOTHING_KNOWN)
             if sizes:
                 costs, seen, last = np.array([self.known[kind(n, share)] for n in sizes]).T
                 costs = np.minimum.accumulate(costs[::-1])[::-1]
-                expected = expected * np.interp(SIZES, sizes, costs / self._guess[sizes])
+                expected = expected * np.interp(SIZES, sizes, costs / guess[sizes])
                 doubt = np.minimum((1 + AGEING * (self.rounds - last)) / (seen + 1), MOST_DOUBT)
                 least[sizes] = costs * (1 - doubt)
                 per_token = np.maximum.accumulate((least / TOKENS)[::-1])[::-1]
@@ -417,13 +420,19 @@ class AdaptiveSchedule(Schedule):
         self._best[size] = best, rates[best]
         losses = np.maximum(expected - emitted / rates[best], 0)
         usual = (self._choices[best], False)
+        # What others draft says nothing of shares that have hardly been seen.
+        unknown = [
+            i for i, (share, length) in enumerate(self._choices)
+            if self._counts[share].values[0, 1] < ROUNDS_OF_SHARE
+            and share != usual[0][0] and length == (usual[0][1] or FIRST_PROBE)
+        ]  # fmt: skip
         seen = sum(rounds for _, rounds, _ in costs.known.values())
         count = 1 + min(int(max(self._rounds, seen)) // PLANNED_EVERY, MOST_PLANNED - 1)
         if best != before:
             count = min(count, NEWLY_CHOSEN)
         after = min(count // 2, AROUND)  # a look, which is compared with these and those before it
         if best == 0:
-            other = 1 + int(np.argmax(rates[1:]))
+            other = unknown[0] if unknown else 1 + int(np.argmax(rates[1:]))
             # What is accepted is not seen meanwhile.
             loss = max(exploration.probe_loss, 0.0) or losses[other]
             patience = min(max(1.0, exploration.patience * loss / EXPLORED), MOST_IDLE)
@@ -440,11 +449,8 @@ class AdaptiveSchedule(Schedule):
             surpassed = WORTHWHILE * rates[best] * least[best] / expected[best]
             gains = np.where(losses <= exploration.budget, possible - surpassed, 0)
             gains[best] = 0
-            for i, (share, length) in enumerate(self._choices):
-                # What others draft says nothing of it: a share is looked at, whatever it promises.
-                is_new = self._counts[share].values[0, 1] < ROUNDS_OF_SHARE
-                if is_new and length == usual[0][1] and losses[i] <= exploration.budget:
-                    gains[i] = np.inf
+            for i in unknown:  # whatever it promises
+                gains[i] = np.inf if losses[i] <= exploration.budget else 0
             other = int(np.argmax(gains / np.maximum(losses, LEAST_LOSS)))
             if gains[other] > 0:
                 before_look = [usual] * (count - 1 - after)

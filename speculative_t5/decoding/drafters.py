@@ -239,6 +239,7 @@ class ModelDrafter:
         self._prompts: list[list[int]] = []
         self._session: Session | None = None
         self._new: set[int] = set()  # rows whose prompts the session has not encoded yet
+        self._was_asked = False  # in the last round
 
     def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
         self._prompts = [self._embeddable(prompt) for prompt in prompts]
@@ -249,6 +250,9 @@ class ModelDrafter:
         longest = self._model.info.max_context or sys.maxsize
         limits = [max(0, longest - len(c) + 1) for c in contexts]  # the last one is never fed
         num_draft = min(num_draft, max(limits))
+        if num_draft and not self._was_asked:
+            note_extra_work()  # it has to read what was emitted meanwhile
+        self._was_asked = num_draft > 0
         if num_draft == 0:
             if self._session is not None:
                 # Drop rejected tokens now: later they could not be told from confirmed ones.
@@ -327,8 +331,6 @@ class ModelDrafter:
         confirmed = self._confirmed(session, contexts)
         missing = [len(c) - n for c, n in zip(contexts, confirmed, strict=True)]
         width = max(missing)
-        if width > 1 + self._model.info.block:  # it was not asked in the last rounds
-            note_extra_work()
         session.truncate(confirmed)
         feed = [
             self._embeddable(c[-m:]) + self._masks + [0] * (width - m)
