@@ -331,6 +331,9 @@ class ModelDrafter:
         confirmed = self._confirmed(session, contexts)
         missing = [len(c) - n for c, n in zip(contexts, confirmed, strict=True)]
         width = max(missing)
+        info = self._model.info
+        if width > info.block + 1 and info.max_context is None:
+            width = 1 << (width - 1).bit_length()  # after a lookup's tokens: few shapes to compile
         session.truncate(confirmed)
         feed = [
             self._embeddable(c[-m:]) + self._masks + [0] * (width - m)
@@ -340,7 +343,7 @@ class ModelDrafter:
         session.truncate([len(c) for c in contexts])
         if min(missing) == width:
             return results[:, width - 1 :]
-        places = mx.array(missing)[:, None] - 1 + mx.arange(self._model.info.block)
+        places = mx.array(missing)[:, None] - 1 + mx.arange(info.block)
         places = places.reshape(*places.shape, *[1] * (results.ndim - 2))
         return mx.take_along_axis(results, places, axis=1)
 
