@@ -20,4 +20,4 @@ from .benchmark import (
     typical,
     variants_of,
 )
-from .plot import check_plot, draw, draw_history, pyplot
+from .plot import check_plot, draw, pyplot

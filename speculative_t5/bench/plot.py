@@ -1,6 +1,6 @@
 """The plots of a benchmark and of a training; they need matplotlib."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +23,6 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     axes.set(xlabel="drafted tokens a round, K", ylabel=f"speed-up over {PLAIN} decoding",
              xticks=ks, ylim=(0, None))  # fmt: skip
     axes.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def draw_history(history: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Plot the loss and the tokens per pass on held-out prompts against steps of training."""
-    plt = pyplot()
-    figure, left = plt.subplots(figsize=(6, 4), layout="constrained")
-    right = left.twinx()
-    steps = [record["step"] for record in history]
-    dot = {"marker": "o", "markersize": 3}
-    (loss,) = left.plot(steps, [r["loss"] for r in history], color="C0", **dot)
-    (tokens,) = right.plot(steps, [r["tokens_per_pass"] for r in history], color="C1", **dot)
-    for axes, line, name, least in (
-        (left, loss, "loss per token", 0),
-        (right, tokens, "tokens per pass, held-out prompts", 1),
-    ):
-        axes.set_ylabel(name, color=line.get_color())
-        axes.tick_params(axis="y", labelcolor=line.get_color())
-        axes.set_ylim(bottom=least)
-        axes.spines["top"].set_visible(False)
-    left.set(xlabel="steps", xlim=(0, None))
-    left.locator_params(axis="x", integer=True)
-    left.grid(axis="x", color="0.9")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

@@ -18,7 +18,6 @@ import typer
 from tqdm import tqdm
 
 from .. import distill as distilling
-from ..bench import check_plot, draw_history
 from ..checkpoints import as_dtype, find_folder, load, name_of_folder, new_folder
 from ..decoding import LanguageModel
 from ..errors import check_utf8, count, decoded, first_line, option, shown
@@ -112,7 +111,6 @@ def distill(
         ),
     ] = None,
     dry_run: bool = in_output(False, "Read the data and describe the run; write nothing."),
-    plot: Path | None = in_output(None, "File for a plot of the loss and of tokens per pass."),
 ) -> None:
     """Train a draft for a T5 or T5Gemma from prompts alone.
 
@@ -123,8 +121,6 @@ def distill(
     if len(typed) == 1:  # it replaces the other one in the file of options
         training["minutes" if typed == ["steps"] else "steps"] = None
     options = distilling.DistillOptions(**training)
-    if plot is not None:
-        check_plot(plot)
     check_utf8("--prefix", prefix or "")
     if format not in (None, "text", "jsonl"):
         raise ValueError(f"--format must be text or jsonl, got {format!r}")
@@ -175,9 +171,6 @@ def distill(
     print(_account(prompts, judgement))
     print("\n".join(map(visible, judgement.summary())))
     print(_result(output, judgement, [*program.split(), "--model", model]))
-    if plot is not None:
-        history = json.loads((output / "history.json").read_text(encoding="utf-8"))
-        draw_history(history, plot)
 
 
 class Stages:
