@@ -134,16 +134,16 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("gated", "block"), [(False, 1), (True, 1), (False, 3)])
 def test_the_estimate_of_memory_is_near_the_peak(
-    gated: bool, monkeypatch: pytest.MonkeyPatch
+    gated: bool, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "LOGITS", 2**19)
     gc.collect()
     before = mx.get_active_memory()  # what earlier tests of this process keep
     sizes = {"d_model": 256, "d_ff": 512, "num_heads": 4, "d_kv": 64, "vocab_size": 4000}
     model = tiny_model(**sizes, gated=gated, layers=2)
-    options = DistillOptions(layers=2, batch_tokens=2048)
+    options = DistillOptions(layers=2, d_ff=512, batch_tokens=2048, block=block)
     labels = [training.Label(i, [5] * 32, [6] * 32) for i in range(32)]
     run = training.Training(new_draft(model, options), labels, options)
     mx.clear_cache()
