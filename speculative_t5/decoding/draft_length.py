@@ -42,6 +42,7 @@ PRIOR_TOKENS = 4.0  # weight, in tokens, of that rate against the tokens seen so
 SMOOTHING = 4.0  # tokens that each position borrows from all positions together
 MEMORY = 0.98  # factor by which counts decay each round
 LONGER = 0.995  # the same for positions that a round did not ask for
+LONGEST = 0.999  # and for shares
 
 MORE_TOKENS = 0.2  # guess: the cost of a further token in a round, by that of a pass over one
 MOST_SEEN = 50  # rounds after which a length's cost is as well known as it can be
@@ -59,7 +60,7 @@ LEAST_LOSS = 0.1  # looks that would lose less are taken to lose this much
 EXPLORED_FIRST = 6.0  # what looks may lose besides, for a beginning
 FIRST_ROUNDS = 3  # with a time that says something, before the first look
 FIRST_PROBE = 7  # tokens, of a share that has hardly been seen
-ROUNDS_OF_SHARE = 6  # that tell what a share gives, until they are forgotten
+ROUNDS_OF_SHARE = 4  # that tell what a share gives, until they are forgotten
 MOST_CHARGED = 1.2  # times its usual cost, for a look that also had a pass to compile
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
@@ -373,7 +374,7 @@ class AdaptiveSchedule(Schedule):
             if drafts := [o for o, _ in self._seen if o.num_draft and o.share == share]:
                 counts.add(drafts)
             elif share:
-                counts.values *= LONGER ** len(self._seen)
+                counts.values *= LONGEST ** len(self._seen)
         self._seen.clear()
         if self._rounds >= self._save_at:
             self._save_at *= 2
