@@ -373,7 +373,7 @@ class AdaptiveSchedule(Schedule):
         for share, counts in enumerate(self._counts):
             if drafts := [o for o, _ in self._seen if o.num_draft and o.share == share]:
                 counts.add(drafts)
-            elif share:
+            elif len(self._counts) > 1:
                 counts.values *= LONGEST ** len(self._seen)
         self._seen.clear()
         if self._rounds >= self._save_at:
