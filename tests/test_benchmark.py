@@ -152,7 +152,9 @@ def test_the_command_measures_the_shipped_pair(
     ]  # fmt: skip
     assert None in widths and len(widths) == 2, "steady passes have one width"
     assert result["rows"][0].keys() == Report.__dataclass_fields__.keys()
-    assert all(row["waits"] == 1 and row["same"] == row["outputs"] == 1 for row in result["rows"])
+    assert all(row["same"] == row["outputs"] == 1 for row in result["rows"])
+    # A lookup behind a model's tokens, which "auto" may try, waits for them.
+    assert all(row["waits"] == 1 or row["name"] == "auto" for row in result["rows"])
     banner = bench_command._table(result, [])[0]
     assert banner.startswith("correct-base, correct-small drafts; 1 prompt, greedy, 1 turn")
     assert result["prompts"] == 1

@@ -245,6 +245,7 @@ class ModelDrafter:
         self._prompts = [self._embeddable(prompt) for prompt in prompts]
         self._session = session
         self._new = set()
+        self._was_asked = False
 
     def propose(self, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys) -> Draft:
         longest = self._model.info.max_context or sys.maxsize

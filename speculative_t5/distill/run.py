@@ -309,11 +309,10 @@ class _Run:
                     "smaller --learning-rate"
                 )
             tokens, before, done = None, done, self._trained(step)
-            if options.minutes is None:
-                is_early = False
-            else:
-                is_early = perf_counter() - checked < self._check_took / CHECK_SHARE
-            if done >= 1 or (int(CHECKS * before) < int(CHECKS * done) and not is_early):
+            is_time = int(CHECKS * before) < int(CHECKS * done)
+            if options.minutes is not None:
+                is_time &= perf_counter() - checked > self._check_took / CHECK_SHARE
+            if done >= 1 or is_time:
                 checked = perf_counter()
                 found = agreement(draft, valid, options.batch_tokens)
                 self._check_took = perf_counter() - checked
