@@ -63,6 +63,7 @@ FIRST_PROBE = 7  # tokens, of a share that has hardly been seen
 ROUNDS_OF_SHARE = 4  # that tell what a share gives, until they are forgotten
 MOST_CHARGED = 1.2  # times its usual cost, for a look that also had a pass to compile
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
+OTHER_SHARE = 1.08  # gain over the first share for another one, as by chance one of many seems best
 MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
 MOST_IDLE = 500  # longest wait in rounds, however slow a probe was by chance
 PLANNED_EVERY, MOST_PLANNED = 8, 48  # a plan has one round more for each 8 seen, 48 at most
@@ -415,8 +416,9 @@ class AdaptiveSchedule(Schedule):
         rates, possible = emitted / expected, near * emitted / least
         if 0 not in costs.known:
             possible[0] = np.inf  # plain decoding is what others must not be slower than
-        best, (before, _) = int(np.argmax(rates)), self._best.get(size, (None, 1.0))
-        if before is not None and rates[best] < WORTHWHILE * rates[before]:
+        promised = rates / np.array([OTHER_SHARE if share else 1.0 for share, _ in self._choices])
+        best, (before, _) = int(np.argmax(promised)), self._best.get(size, (None, 1.0))
+        if before is not None and promised[best] < WORTHWHILE * promised[before]:
             best = before
         self._best[size] = best, rates[best]
         losses = np.maximum(expected - emitted / rates[best], 0)
