@@ -17,9 +17,10 @@ from unittest.mock import patch
 from speculative_t5.decoding import drafters as drafting
 from speculative_t5.decoding import loop as engine
 from speculative_t5.decoding import verify
-from speculative_t5.decoding.draft_length import FixedSchedule, Outcome, Schedule
+from speculative_t5.decoding.draft_length import FixedSchedule, Schedule
 from speculative_t5.decoding.logits import NOTHING
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, StopChecker, cut
+from speculative_t5.decoding.outcomes import Outcome
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.verify import Acceptance, Verdict, Verifier, residual
 from speculative_t5.models import SharingDraft
@@ -292,7 +293,7 @@ def gap(
     """
     target, draft = unrelated_pair(kind, vocab_size=SIZE)
     by_model, lookup = drafting.ModelDrafter(draft, SIZE), drafting.LookupDrafter(target.info)
-    both = drafting.CombinedDrafter(by_model, lookup, drafting.after_as_many)
+    both = drafting.CombinedDrafter(by_model, lookup, FixedSchedule(num_draft).split)
     drafters: dict[str, drafting.Drafter] = {"model": by_model, "lookup": lookup, "both": both}
     sharing = draft if isinstance(draft, SharingDraft) and drafter != "lookup" else None
     verifier = Verifier(rule=rule)

@@ -12,9 +12,10 @@ from typing import Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.decoding import loop
-from speculative_t5.decoding.draft_length import FixedSchedule, Outcome, Schedule
+from speculative_t5.decoding.draft_length import FixedSchedule, Schedule
 from speculative_t5.decoding.drafters import Draft, EmptyDrafter, ModelDrafter
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, decode, in_order_of_length
+from speculative_t5.decoding.outcomes import Outcome
 from speculative_t5.decoding.results import Stats
 from speculative_t5.decoding.sampling import Groups, Sampler
 from speculative_t5.decoding.verify import Verifier

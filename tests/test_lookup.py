@@ -7,13 +7,8 @@ from typing import Any
 from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.drafters import (
-    CombinedDrafter,
-    Draft,
-    LookupDrafter,
-    ModelDrafter,
-    after_as_many,
-)
+from speculative_t5.decoding.draft_length import FixedSchedule
+from speculative_t5.decoding.drafters import CombinedDrafter, Draft, LookupDrafter, ModelDrafter
 from speculative_t5.decoding.lookup import MAX_NGRAM, Lookup
 from speculative_t5.decoding.protocols import ModelInfo
 
@@ -111,7 +106,8 @@ def test_a_round_reads_no_more_of_a_long_text(kind: str, alphabet: int) -> None:
     drafter: Any = LookupDrafter(INFO)
     if kind == "both":
         guess = Draft(mx.array([[2, 2, 3]]), [3])
-        drafter = CombinedDrafter(Mock(**{"propose.return_value": guess}), drafter, after_as_many)
+        model: Any = Mock(**{"propose.return_value": guess})
+        drafter = CombinedDrafter(model, drafter, FixedSchedule(4).split)
     source = [Touched(2 + rng.randrange(alphabet)) for _ in range(300)]
     drafter.start([source])
     context, costs = [0], []

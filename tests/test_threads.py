@@ -13,7 +13,7 @@ from functools import partial, partialmethod
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, decoding, device
-from speculative_t5.decoding.draft_length import Counts
+from speculative_t5.decoding.outcomes import Counts
 from speculative_t5.models import T5, DecoderOnlyModel, SharingDraft, t5_session
 
 import mlx.core as mx

@@ -21,7 +21,8 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-from speculative_t5.decoding.draft_length import LENGTHS, AdaptiveSchedule, Outcome
+from speculative_t5.decoding.draft_length import LENGTHS, AdaptiveSchedule
+from speculative_t5.decoding.outcomes import Outcome
 
 import typer
 

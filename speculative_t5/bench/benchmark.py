@@ -126,6 +126,9 @@ class _Recorder:
         self.waits_before = decoding.syncs()
         return self.schedule.next(remaining, rows)
 
+    def split(self, num_draft: int) -> tuple[int, int]:
+        return self.schedule.split(num_draft)
+
     def kept(self, found: int) -> int:
         return self.schedule.kept(found)
 

@@ -12,9 +12,8 @@ from .draft_length import (
     SHARES,
     AdaptiveSchedule,
     FixedSchedule,
-    Outcome,
     Schedule,
-    Shared,
+    SplitSchedule,
     cache_folder,
     stored,
 )
@@ -25,8 +24,6 @@ from .drafters import (
     EmptyDrafter,
     LookupDrafter,
     ModelDrafter,
-    after_as_many,
-    in_half,
 )
 from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform, TokenHistory
 from .lookup import MAX_NGRAM
@@ -41,6 +38,7 @@ from .loop import (
     decode,
     in_order_of_length,
 )
+from .outcomes import Outcome
 from .protocols import LanguageModel, ModelInfo, Session, Vocabulary, fingerprint
 from .results import (
     Broadcast,

@@ -159,24 +159,13 @@ class LookupDrafter:
         return tokens
 
 
-Split = Callable[[int], tuple[int, int]]
-
-
-def after_as_many(num_draft: int) -> tuple[int, int]:
-    """A `Split`: the model's tokens, and then up to as many of the lookup's."""
-    return num_draft, num_draft
-
-
-def in_half(num_draft: int) -> tuple[int, int]:
-    """A `Split`: the first half, rounded up, is the model's."""
-    return (num_draft + 1) // 2, num_draft // 2
+Split = Callable[[int], tuple[int, int]]  # see `Schedule.split`
 
 
 class CombinedDrafter:
     """A model's draft, and after it tokens that a lookup finds to follow it.
 
     Where it finds nothing, or the model's draft has ended with EOS, the draft is the model's alone.
-    `split` takes `num_draft`, and returns how many tokens the model drafts, and at most the lookup.
     """
 
     def __init__(self, model: ModelDrafter, lookup: LookupDrafter, split: Split) -> None:
@@ -324,7 +313,7 @@ class ModelDrafter:
     def _catch_up(
         self, session: Session, contexts: Contexts, step: Callable[[mx.array], mx.array]
     ) -> mx.array:
-        """Feed the tokens that the session lacks; return what `step` finds to follow, (B, M, ...).
+        """Feed the tokens that the session lacks; return the results for the next, (B, M, ...).
 
         It lacks the token that the target put after the draft and, where the whole draft was
         accepted, the last drafted block. Rows that lack fewer tokens than others are padded.
@@ -351,12 +340,12 @@ class ModelDrafter:
     def _continue(
         self, session: Session, drafted: mx.array, step: Callable[[mx.array], mx.array]
     ) -> mx.array:
-        """Feed a drafted block, (B, M) int32; return what `step` finds to follow, (B, M, ...)."""
+        """Feed a drafted block, (B, M) int32; return the results for the next, (B, M, ...)."""
         if not self._masks:
             return step(drafted)
         lengths = [n + drafted.shape[1] for n in session.lengths]
-        masks = mx.broadcast_to(mx.array(self._masks), (len(lengths), len(self._masks)))
-        results = step(mx.concatenate([drafted, masks.astype(mx.int32)], axis=1))
+        masks = mx.array([self._masks] * len(lengths), dtype=mx.int32)
+        results = step(mx.concatenate([drafted, masks], axis=1))
         session.truncate(lengths)
         return results[:, len(self._masks) :]
 

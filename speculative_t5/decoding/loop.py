@@ -10,9 +10,10 @@ import mlx.core as mx
 import numpy as np
 
 from .. import device
-from .draft_length import Outcome, Schedule
+from .draft_length import Schedule
 from .drafters import Drafter
 from .logits import NOTHING_LEFT, TokenHistory
+from .outcomes import Outcome
 from .protocols import Encoded, LanguageModel, Session, SharingModel
 from .results import FinishReason, Round, Tally, extra_work, read
 from .sampling import Groups, Keys, Sampler, output_keys, position_keys, round_keys

@@ -341,7 +341,7 @@ class SpeculativeDecoder:
         """Return the schedule of draft lengths, which goes on learning from call to call."""
         drafting = self._drafting
         if not drafting.adapts:
-            return FixedSchedule(drafting.fixed)
+            return FixedSchedule(drafting.fixed, halves=drafting.steady)
         device.enter_thread()  # before the lock, which a fork may leave locked
         settings: tuple[object, ...] = drafting.lookup, drafting.min_ngram, drafting.max_ngram
         if sampler is not None:
@@ -357,7 +357,7 @@ class SpeculativeDecoder:
                 found = decoding.stored(*models, self.draft_vocab, *settings, shares=shares)
                 self._schedules[settings] = found
             schedule = self._schedules[settings]
-        return decoding.Shared(schedule) if self.draft else schedule
+        return decoding.SplitSchedule(schedule) if self.draft else schedule
 
     def _make_drafter(self, schedule: decoding.Schedule) -> decoding.Drafter:
         """Return a drafter for rounds by this schedule."""
@@ -371,10 +371,7 @@ class SpeculativeDecoder:
         lookup = decoding.LookupDrafter(info, options.min_ngram, options.max_ngram)
         if by_model is None:
             return lookup
-        split = decoding.in_half if options.steady else decoding.after_as_many
-        if isinstance(schedule, decoding.Shared):
-            split = schedule.split
-        return decoding.CombinedDrafter(by_model, lookup, split)
+        return decoding.CombinedDrafter(by_model, lookup, schedule.split)
 
 
 def checked_pair(item: object) -> tuple[int, Prompt]:
