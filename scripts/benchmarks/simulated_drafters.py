@@ -128,24 +128,23 @@ def main(
         Label(i, decoder.encode(source), [*output.tokens, 1][:MAX_TOKENS])
         for i, (source, output) in enumerate(zip(sources, outputs, strict=True))
     ]
-    ways = {
-        (name, share): traces_of(name, decoder.model, labels) for name in draft for share in SHARES
-    }
+    traces = {name: traces_of(name, decoder.model, labels) for name in draft}
+    ways = [(name, share) for name in draft for share in SHARES]
     print("Tokens per pass of the target, and passes of the draft for each, by length")
     print("| draft | its share | " + " | ".join(map(str, SHOWN)) + " |")
     print("|---|---|" + "---|" * len(SHOWN))
-    for (name, share), traces in ways.items():
+    for name, share in ways:
         cells = []
         for num_draft in SHOWN:
-            found = count(traces, num_draft, share)
+            found = count(traces[name], num_draft, share)
             per_pass = found.tokens / len(found.rounds)
             cells.append(f"{per_pass:.2f} ({found.per_round(lambda r: r[1]):.1f})")
         print(f"| {name} | {share:g} | {' | '.join(cells)} |", flush=True)
     print("Speed over plain decoding at the best length, which is in brackets")
     print("| draft | its share | " + " | ".join(DEVICES) + " |")
     print("|---|---|" + "---|" * len(DEVICES))
-    for (name, share), traces in ways.items():
-        counted = {n: count(traces, n, share) for n in LENGTHS if n}
+    for name, share in ways:
+        counted = {n: count(traces[name], n, share) for n in LENGTHS if n}
         cells = []
         for verify, step in DEVICES.values():
             speeds = {n: found.speed(verify, step) for n, found in counted.items()}

@@ -24,7 +24,7 @@ import numpy as np
 from .. import __version__
 from ..cpu import libraries
 from ..files import write_whole
-from .outcomes import AROUND, MAX_DRAFT, SIZES, Costs, Counts, Outcome, kind_of
+from .outcomes import AROUND, MAX_DRAFT, SIZES, Costs, Counts, Outcome
 
 # Lengths to choose from: few, as each is a shape to compile, and just below the steps of GPUs.
 LENGTHS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, MAX_DRAFT]
@@ -167,7 +167,7 @@ class AdaptiveSchedule(Schedule):
         for outcome, _ in self._seen:
             if outcome.typical:
                 times = by_size.setdefault(_size(outcome.rows), [])
-                times.append((kind_of(outcome.size, outcome.share), outcome.seconds))
+                times.append((outcome.kind, outcome.seconds))
         for size, times in by_size.items():
             self._costs[size].observe(times)
         for outcome, looks in self._seen:
@@ -176,8 +176,7 @@ class AdaptiveSchedule(Schedule):
             if looks:
                 self._charge(costs, outcome)
             else:
-                kind = kind_of(outcome.size, outcome.share)
-                self._exploration.budget += EXPLORED * costs.cost(kind)
+                self._exploration.budget += EXPLORED * costs.cost(outcome.kind)
             self._exploration.idle = 0 if outcome.num_draft else self._exploration.idle + 1
         for share, counts in enumerate(self._counts):
             if drafts := [o for o, _ in self._seen if o.num_draft and o.share == share]:

@@ -31,6 +31,11 @@ AGEING = 2e-3  # by how much the doubt about a cost grows with each round withou
 MOST_DOUBT = 0.9  # share of a cost that may be an error
 
 
+def kind_of(size: int, share: int) -> int:
+    """Return the kind of rounds of one of SIZES in which a model drafts a share, see `SHARES`."""
+    return size + share * len(SIZES) if size else 0
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Counts and times of one round of a batch; the counts of rows with room for `num_draft`."""
@@ -54,10 +59,9 @@ class Outcome:
         """Which of SIZES it was."""
         return self.length if self.num_draft else 0
 
-
-def kind_of(size: int, share: int) -> int:
-    """Return the kind of rounds of one of SIZES in which a model drafts a share, see `SHARES`."""
-    return size + share * len(SIZES) if size else 0
+    @property
+    def kind(self) -> int:
+        return kind_of(self.size, self.share)
 
 
 class Counts:

@@ -123,11 +123,12 @@ class LabelBatch:
     mask: mx.array  # what to add to attention's scores, (B, 1, 1, S)
     # What the decoder reads, the start token and then all labels but the last, (B, L) int32.
     fed: mx.array
-    # Where the draft has something to say, of tokens and masks as in `block_places`: indices of the
-    # flattened (B * M * L,) array, (P,) int32.
+    # The tokens and masks, as in `block_places`, that a label follows: indices of the flattened
+    # (B * M * L,) array, (P,) int32.
     positions: mx.array
-    labels: mx.array  # the token to say there, (P,) int32
-    after: mx.array  # the token of `fed` before that one, an index of (B * L,), (P,) int32
+    labels: mx.array  # the token that each of these is to predict, (P,) int32
+    # The token before each label, as an index of the flattened `fed`, (B * L,), (P,) int32.
+    before: mx.array
 
 
 def make_batch(examples: Sequence[Label], target: EncoderDecoder, block: int = 1) -> LabelBatch:
@@ -145,13 +146,13 @@ def make_batch(examples: Sequence[Label], target: EncoderDecoder, block: int = 1
     memory = target.encode(padded(sources, width), mask)
     mx.eval(memory)
     # By example, part of the block and place of the token.
-    said = [
+    predicted = [
         ((row * block + part) * length + i, tokens[i + part], row * length + i + part)
         for row, tokens in enumerate(example.tokens for example in examples)
         for part in range(block)
         for i in range(len(tokens) - part)
     ]
-    columns = (mx.array(column, dtype=mx.int32) for column in zip(*said, strict=True))
+    columns = (mx.array(column, dtype=mx.int32) for column in zip(*predicted, strict=True))
     return LabelBatch(memory, mask, padded(fed, length), *columns)
 
 

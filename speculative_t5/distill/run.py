@@ -129,8 +129,9 @@ def new_draft(
         narrow = whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model)
         d_ff = options.d_ff or narrow
     draft = SharingDraft(target, SharingConfig(layers, d_ff, options.draft_vocab, options.block))
-    copy_layers(draft)
-    if start is not None:
+    if start is None:
+        copy_layers(draft)
+    else:
         draft.update(start.parameters())
     return draft
 
@@ -142,7 +143,7 @@ class _State:
     settings: dict[str, Any]
     seconds: float = 0.0  # in all its processes
     labelled: dict[str, int] = field(default_factory=dict)  # prompts, by split, where it is done
-    labels_took: float = 0.0  # seconds until training began
+    training_began: float = 0.0  # after so many seconds
     losses: list[float] = field(default_factory=list)  # by step
     history: list[dict[str, Any]] = field(default_factory=list)  # by check
 
@@ -290,7 +291,7 @@ class _Run:
     def train(self, labels: Sequence[Label], valid: Sequence[Label]) -> SharingDraft:
         """Train, and keep the losses and the history of tokens per pass in the state."""
         options, state, path = self.options, self.state, self.folder.path / "state.safetensors"
-        state.labels_took = state.labels_took or self.spent
+        state.training_began = state.training_began or self.spent
         draft = new_draft(self.task.target, options, self.task.start)
         training = Training(draft, labels, options)
         if path.exists():
@@ -339,8 +340,8 @@ class _Run:
             return 0.0
         # The draft is compared twice more: at the end, and as it will be loaded.
         until = self._limit * (1 - JUDGE_SHARE) - 2 * self._check_took
-        took = self.state.labels_took
-        return 1.0 if until <= took else (self.spent - took) / (until - took)
+        began = self.state.training_began
+        return 1.0 if until <= began else (self.spent - began) / (until - began)
 
     def judge(self, trained: SharingDraft, valid: Sequence[Label], output: Path) -> Judgement:
         """Judge the draft as it will be loaded, and write its folder."""

@@ -232,7 +232,7 @@ def loss_sum(
 def logits_of(target: EncoderDecoder, batch: LabelBatch) -> Callable[[int, int], mx.array]:
     """Return the `target_logits` of `head_loss`."""
     hidden = target.decode(batch.memory, batch.fed, batch.mask)
-    hidden = hidden.reshape(-1, hidden.shape[-1])[batch.after]
+    hidden = hidden.reshape(-1, hidden.shape[-1])[batch.before]
     mx.eval(hidden)
     return lambda first, last: target.logits(hidden[None, first:last])[0].astype(mx.float32)
 

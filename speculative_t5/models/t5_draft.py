@@ -23,7 +23,7 @@ from .t5_session import CompiledDecoder, SharingSession, T5Session, read_sources
 
 PLACES = 4  # of each weight
 MOST_BLOCK = 16  # tokens
-SOME = 1000  # tokens, whose embeddings tell how large those of masks should be
+SOME = 1000  # tokens whose embeddings tell how large those of masks should be
 CLOSE = 1.3 * 2.0**-8  # relative: rounding to bfloat16, and to float16 there and here
 TINY = 2e-7  # float16's rounding of the smallest numbers
 _SAMPLE = re.compile(rf"([0-9a-f]{{16}})\.((?:[0-9a-f]{{{4 * (PLACES + 1)}}})+)")
@@ -52,8 +52,8 @@ class SharingDraft(CompiledModel):
     copied (`copy_layers`). In the decoding loop it reads the encoding that the target has made of
     each prompt (`start_both`); alone (`start`), it has the target's encoder read the prompts.
 
-    A draft of blocks proposes several tokens in a pass (PARD, arXiv 2504.18583): the last token is
-    followed by masks, which it has embeddings for, and whose ids come after those of tokens.
+    A draft of blocks proposes several tokens in a pass (PARD, arXiv 2504.18583): masks follow the
+    last token. It has embeddings for them, and their ids come after those of tokens.
     """
 
     def __init__(self, target: EncoderDecoder, config: SharingConfig) -> None:
@@ -65,8 +65,11 @@ class SharingDraft(CompiledModel):
         self._compiled_with: CompiledDecoder | None = None  # the target's, of the same weights
         self.decoder = type(target.decoder)(self.config)
         self.decoder.set_dtype(target.dtype)
-        if config.block > 1:
-            self.masks = mx.zeros((config.block - 1, self.config.d_model), target.dtype)
+        if config.block > 1:  # random masks, as large as tokens are
+            tokens = target.embed(mx.arange(min(SOME, self.config.vocab_size))[None])
+            size = mx.sqrt(mx.mean(mx.square(tokens.astype(mx.float32))))
+            noise = mx.random.normal((config.block - 1, tokens.shape[2]), key=mx.random.key(0))
+            self.masks = (size * noise).astype(target.dtype)
 
     @property
     def target(self) -> EncoderDecoder:
@@ -77,7 +80,7 @@ class SharingDraft(CompiledModel):
 
     @property
     def info(self) -> ModelInfo:
-        """What it says of itself: the target's, but for the block."""
+        """The target's, with the draft's own block."""
         return replace(self.target.info, block=self.own.block)
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -120,8 +123,7 @@ def copy_layers(draft: SharingDraft) -> None:
     """Make the draft's layers copies of its target's, evenly spaced, the last among them.
 
     A single layer is a copy of the target's last. Quantized matrices are dequantized. Where the
-    draft's feed-forward layers are narrower, they keep the units with the largest weights. Masks
-    become random, and as large as tokens are.
+    draft's feed-forward layers are narrower, they keep the units with the largest weights.
     """
     target, depth = draft.target.decoder, draft.own.num_decoder_layers
     config = draft.config
@@ -131,11 +133,6 @@ def copy_layers(draft: SharingDraft) -> None:
         weights = {f"{name}.weight": plain_weight(m) for name, m in modules if "weight" in m}
         layer.load_weights([*_narrowed(weights, draft.own.d_ff, gated=config.gated).items()])
     draft.decoder.norm.weight = target.norm.weight
-    if "masks" in draft:
-        ids = mx.arange(min(SOME, config.vocab_size))[None]
-        tokens = draft.target.embed(ids).astype(mx.float32)
-        noise = mx.random.normal(draft.masks.shape, key=mx.random.key(0))
-        draft.masks = (noise * mx.sqrt(mx.mean(mx.square(tokens)))).astype(draft.dtype)
     if "position_bias" not in target:
         return
     bias = target.position_bias
