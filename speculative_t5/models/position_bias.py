@@ -76,12 +76,9 @@ def position_biases(
 
     With a batch, scores are of all its rows, see `for_each_row`.
     """
-    reach = tables[0].shape[1] // 2
     queries = offsets[:, None, None] + mx.arange(num_queries)[:, None]
-    index = mx.clip(mx.arange(num_keys) - queries, -reach, reach) + reach
     biases = []
-    for table in tables:
-        scores = mx.take(table, index, axis=1).swapaxes(0, 1)
+    for table, scores in zip(tables, _scores(tables, queries, mx.arange(num_keys)), strict=True):
         scores = scores if mask is None else scores + mask
         scores = for_each_row(scores, batch, scores.shape[1], num_queries)
         biases.append(Bias(scores, table, offsets, mask))
@@ -89,10 +86,11 @@ def position_biases(
 
 
 def block_places(length: int, block: int) -> tuple[mx.array, mx.array]:
-    """Return positions (M * L,) of tokens and masks, and what each sees, (M * L, M * L) bool.
+    """Return positions (M * L,) of L tokens and their masks, and what each sees, a square of bools.
 
-    M is `block`: to L tokens belong M - 1 times L masks, in parts of L. The mask i of part n comes
-    n positions after token i; it sees the tokens up to that one, its own masks before and itself.
+    M is `block`. The tokens are followed by M - 1 parts of L masks each. In part n, mask i is n
+    positions after token i. It sees the tokens up to that one, that token's earlier masks, and
+    itself.
     """
     index = mx.arange(block * length)
     token, part = index % length, index // length
@@ -103,14 +101,18 @@ def block_places(length: int, block: int) -> tuple[mx.array, mx.array]:
 
 def block_biases(tables: Sequence[mx.array], length: int, block: int) -> Iterator[Bias]:
     """Yield each layer's bias of tokens and masks, see `block_places`, as `position_biases`."""
-    places, seen = block_places(length, block)
-    reach, start = tables[0].shape[1] // 2, mx.zeros(1, dtype=mx.int32)
-    index = mx.clip(places - places[:, None], -reach, reach) + reach
-    biases = [
-        Bias(mx.where(seen, mx.take(table, index, axis=1), -mx.inf)[None], table, start, None)
-        for table in tables
-    ]
-    return cycle(biases)
+    (places, seen), start = block_places(length, block), mx.zeros(1, dtype=mx.int32)
+    every = _scores(tables, places[None, :, None], places)
+    masked = (mx.where(seen, scores, -mx.inf) for scores in every)
+    pairs = zip(tables, masked, strict=True)
+    return cycle([Bias(scores, table, start, None) for table, scores in pairs])
+
+
+def _scores(tables: Sequence[mx.array], queries: mx.array, keys: mx.array) -> list[mx.array]:
+    """Return each table's bias (B, H, L, T), given positions of queries (B, L, 1) and keys (T,)."""
+    reach = tables[0].shape[1] // 2
+    index = mx.clip(keys - queries, -reach, reach) + reach
+    return [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
 
 
 def for_each_row(mask: mx.array, batch: int, num_heads: int, num_queries: int) -> mx.array:
