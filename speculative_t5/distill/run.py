@@ -125,7 +125,7 @@ def new_draft(
         layers, d_ff = start.own.num_decoder_layers, start.own.d_ff
     else:
         layers = options.layers or min(LAYERS, whole.num_decoder_layers)
-        # A step of two narrow layers takes as long as one of a whole layer, and is right more often.
+        # Two narrow layers take as long as one whole layer, and are right more often.
         narrow = whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model)
         d_ff = options.d_ff or narrow
     draft = SharingDraft(target, SharingConfig(layers, d_ff, options.draft_vocab, options.block))
