@@ -85,6 +85,22 @@ def test_proposals_equal_those_of_a_search_of_the_whole_text(alphabet: int) -> N
     assert found > 75
 
 
+@pytest.mark.parametrize(
+    ("change", "output", "proposed"),
+    [
+        ("replaced", [10, 11, 50], [13, 14, 15]),
+        ("replaced, then copied", [10, 11, 50, 13], [14, 15]),
+        ("dropped", [10, 11, 13], [14, 15]),
+        ("added", [10, 11, 50, 12], [13, 14, 15]),
+    ],
+)
+def test_a_lookup_finds_its_place_again(
+    change: str, output: list[int], proposed: list[int]
+) -> None:
+    """A source of words that were each in it once, and an output that changed one of them."""
+    assert Lookup([10, 11, 12, 13, 14, 15], 1, 8).propose(output, 63) == proposed, change
+
+
 class Touched(int):
     """A token that counts how often any token is compared or hashed."""
 
