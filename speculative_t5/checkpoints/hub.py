@@ -26,7 +26,7 @@ def flat_name(name: str) -> str:
     """Return the part of a repository's name after its slash; refuse impossible names."""
     if Path(name).is_file():  # perhaps one in the model folder that is meant
         raise ValueError(f"{name} is a file, expected a folder or a name on the Hub")
-    if not re.fullmatch(r"(?:\w[\w.-]*/)?\w[\w.-]*", name) or ".." in name:
+    if not re.fullmatch(r"(?:\w[\w.-]*/)?\w[\w.-]*", name) or re.search(r"\.\.|--|\.git$", name):
         raise ValueError(
             f"{name!r} is neither a folder here nor a valid name on the Hub: "
             "give the path of a folder, or a name such as google/flan-t5-small"
@@ -177,11 +177,6 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
     }
     try:
         yield
-    except errors.HFValidationError as error:
-        raise ValueError(
-            f"{name!r} cannot be a name on the Hub ({first_line(error)}): "
-            "give the path of a folder, or a name such as google/flan-t5-small"
-        ) from None
     except ValueError:
         raise
     except Exception as error:  # its HTTP client's errors have no base of their own

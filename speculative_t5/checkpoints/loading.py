@@ -16,6 +16,7 @@ from ..models import (
     DecoderOnlyModel,
     EncoderDecoder,
     SharingDraft,
+    is_t5gemma,
     new_model,
     parts_of,
     shard,
@@ -101,7 +102,7 @@ def load(
     folder = locate(name_or_path, adapter)
     if group is not None and group.size() == 1:
         group = None
-    if group is not None and folder.kind != "t5":
+    if group is not None and (folder.kind != "t5" or is_t5gemma(folder.config)):
         raise ValueError(
             f"only a T5 can be split among processes: load {folder.path} without a group"
         )
@@ -244,10 +245,7 @@ def _load_t5(
         )
     model = new_model(checkpoint.config)
     if group is not None:
-        if not isinstance(model, T5):
-            raise ValueError(
-                f"only a T5 can be split among processes: load {folder.path} without a group"
-            )
+        assert isinstance(model, T5)
         shard(model, group)
     weights = [(name, _read(checkpoint, name, dtype, group)) for name in checkpoint.parameters]
     model.load_weights(weights)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -28,24 +27,7 @@ PREFILL = 512  # tokens of prompts in a pass
 POSITION_TABLES = ("wpe", "embed_positions")  # names of learned positions: GPT-2's, OPT's
 
 KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """The shape of one layer's keys and values."""
-
-    num_heads: int
-    key_size: int
-    value_size: int
-    dtype: mx.Dtype
-
-    def zeros(self, batch: int) -> KeysValues:
-        """Make a layer for a new `KVCache`."""
-
-        def zeros(size: int) -> mx.array:
-            return mx.zeros((batch, self.num_heads, SMALLEST, size), self.dtype)
-
-        return zeros(self.key_size), zeros(self.value_size)
+LayerShape = tuple[int, tuple[int, int], mx.Dtype]  # H, the two D, and the type
 
 
 class DecoderOnlyModel:
@@ -113,7 +95,11 @@ class DecoderOnlySession:
 
     def __init__(self, model: DecoderOnlyModel, batch: int, width: int | None = None) -> None:
         self._model = model
-        self._cache = KVCache([shape.zeros(batch) for shape in model.shapes], width)
+        layers = [
+            tuple(mx.zeros((batch, heads, SMALLEST, size), dtype) for size in sizes)
+            for heads, sizes, dtype in model.shapes
+        ]
+        self._cache = KVCache(layers, width)
         self._whole = width is not None  # attend to whole buffers, whose sizes are few
 
     @property
@@ -280,7 +266,7 @@ class _Probe:
         self.offset = mx.array([0, 1])
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
-        self.seen = LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+        self.seen: LayerShape = (keys.shape[1], (keys.shape[3], values.shape[3]), keys.dtype)
         return keys, values
 
     def make_mask(self, *_: Any, **__: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 from .config import (
@@ -95,33 +96,13 @@ class T5GemmaConfig:
     gated = True
     activation: ClassVar[Activation] = "gelu_new"
 
-    @property
-    def d_model(self) -> int:
-        return self.decoder.hidden_size
-
-    @property
-    def d_ff(self) -> int:
-        return self.decoder.intermediate_size
-
-    @property
-    def d_kv(self) -> int:
-        return self.decoder.head_dim
-
-    @property
-    def num_heads(self) -> int:
-        return self.decoder.num_attention_heads
-
-    @property
-    def num_key_heads(self) -> int:
-        return self.decoder.num_key_value_heads
-
-    @property
-    def num_layers(self) -> int:
-        return self.encoder.num_hidden_layers
-
-    @property
-    def num_decoder_layers(self) -> int:
-        return self.decoder.num_hidden_layers
+    d_model = property(attrgetter("decoder.hidden_size"))
+    d_ff = property(attrgetter("decoder.intermediate_size"))
+    d_kv = property(attrgetter("decoder.head_dim"))
+    num_heads = property(attrgetter("decoder.num_attention_heads"))
+    num_key_heads = property(attrgetter("decoder.num_key_value_heads"))
+    num_layers = property(attrgetter("encoder.num_hidden_layers"))
+    num_decoder_layers = property(attrgetter("decoder.num_hidden_layers"))
 
     @property
     def eos_token_id(self) -> int:
