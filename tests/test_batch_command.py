@@ -60,8 +60,8 @@ def test_json_lines_go_through_standard_streams(call: Call, here: Path) -> None:
     lines = '{"body": "The old man", "id": "x"}\n{"body": "and the sea"}\n'
     done = call("batch", "-", "--field", "body", *MODELS, *SHORT, stdin=lines)
     assert done.code == 0 and [record["id"] for record in done.records] == ["x", 2]
-    (here / "in.jsonl").write_text(lines.replace("body", "prompt"))
-    call("batch", "in.jsonl", "--output", "out.jsonl", *MODELS, *SHORT)
+    (here / "in.JSONL").write_text(lines.replace("body", "prompt"))
+    call("batch", "in.JSONL", "--output", "out.jsonl", *MODELS, *SHORT)
     assert (here / "out.jsonl").read_text() == done.out
     piped = call("batch", "-", *MODELS, *SHORT, "--prefix", "The ", stdin="old man")
     assert piped.records[0]["text"] == done.records[0]["text"]

@@ -23,7 +23,7 @@ from speculative_t5.bench.synthetic import (
 )
 from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench
-from speculative_t5.decoding import ModelDrafter, Outcome, Plan
+from speculative_t5.decoding import AdaptiveSchedule, ModelDrafter, Outcome, Plan, SplitSchedule
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models import (
     T5,
@@ -67,6 +67,19 @@ def test_rounds_are_recorded(target: T5, drafter: str | None) -> None:
         assert run.waits == (both if drafter == "both" else [1] * len(run.rounds))
 
 
+def test_what_a_lookup_drafted_costs_the_model_nothing(
+    target: T5, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = SplitSchedule(AdaptiveSchedule(None, (0.25,)))
+    monkeypatch.setattr(SpeculativeDecoder, "_schedule_for", lambda *_: schedule)
+    decoder = SpeculativeDecoder(target, tiny_draft(target))
+    run = record(Variant("", decoder, GREEDY), PROMPTS[0])
+    asked = [outcome.num_draft for outcome in run.outcomes]
+    assert [by_model for by_model, _ in run.shapes] == [-(-n // 4) for n in asked] and max(
+        asked
+    ) > 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_bare_passes_come_after_the_prompt_and_the_output(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -100,8 +113,9 @@ def made_up(emitted: list[int], seconds: float, drafted: int = 0) -> Run:
     """A run whose rounds emit these numbers of tokens and take equally long."""
     count = len(emitted)
     outcomes = [Outcome(drafted, [drafted], [n - 1], 0.01, 0.02) for n in emitted]
+    shapes = [(drafted, 1 + drafted)] * count
     waits, tokens = [3] + [1] * (count - 1), [*range(sum(emitted))]
-    return Run(seconds * count, [seconds] * count, emitted, outcomes, waits, tokens)
+    return Run(seconds * count, [seconds] * count, emitted, outcomes, shapes, waits, tokens)
 
 
 def test_costs_are_interpolated() -> None:

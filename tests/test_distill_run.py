@@ -322,6 +322,13 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_run_of_another_version_may_have_kept_more(stopped: Path, tmp_path: Path) -> None:
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "draft.distill" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "more": 1}))
+    go(tmp_path / "draft")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [

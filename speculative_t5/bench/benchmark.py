@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -38,6 +39,8 @@ class Run:
     rounds: list[float] = field(default_factory=list)  # seconds
     emitted: list[int] = field(default_factory=list)  # tokens
     outcomes: list[Outcome] = field(default_factory=list)  # as the schedule observed them
+    # Tokens that a model drafted, and those of the target's pass.
+    shapes: list[tuple[int, int]] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)  # for the device
     tokens: list[int] = field(default_factory=list)  # the output's ids, without EOS
 
@@ -99,43 +102,24 @@ def record(variant: Variant, prompt: list[int], *, timed: bool = False) -> Run:
     requests = [*decoder.requests([(0, prompt)], options)]
     sampler = requests[0].options.sampler
     plan = variant.plan or decoder.plan(sampler, speculative=options.speculative)
-    run = Run()
-    recorder = _Recorder(plan.schedule, run)
-    plan = replace(plan, schedule=recorder, timed=timed)
-    began = time.perf_counter()
-    for done in decoding.decode(decoder.model, requests, plan, batch_size=1):
+    run, began = Run(), time.perf_counter()
+    batch = decoding.Batch(decoder.model, replace(plan, timed=timed))
+    batch.add(requests)
+    while batch.rows:
+        waits, started = decoding.syncs(), time.perf_counter()
+        (done,) = batch.round()
+        run.rounds.append(time.perf_counter() - started)
+        run.waits.append(decoding.syncs() - waits)
+        outcome = batch.outcome
+        assert outcome is not None
+        run.outcomes.append(outcome)
+        by_model = plan.schedule.split(outcome.num_draft)[0] if decoder.draft else 0
+        run.shapes.append((by_model, 1 + max(outcome.num_drafted)))
         run.emitted.append(done.stats.emitted - sum(run.emitted))
         run.tokens += done.tokens
-    ended = time.perf_counter()
-    run.seconds = ended - began
-    run.rounds = np.diff([*recorder.began, ended]).tolist()
+        batch.drop()
+    run.seconds = time.perf_counter() - began
     return run
-
-
-@dataclass
-class _Recorder:
-    """A schedule that records when rounds begin and how often they wait."""
-
-    schedule: decoding.Schedule
-    run: Run
-    began: list[float] = field(default_factory=list)
-    waits_before: int = 0
-
-    def next(self, remaining: int, rows: int = 1) -> int:
-        self.began.append(time.perf_counter())
-        self.waits_before = decoding.syncs()
-        return self.schedule.next(remaining, rows)
-
-    def split(self, num_draft: int) -> tuple[int, int]:
-        return self.schedule.split(num_draft)
-
-    def kept(self, found: int) -> int:
-        return self.schedule.kept(found)
-
-    def observe(self, outcome: Outcome) -> None:
-        self.run.waits.append(decoding.syncs() - self.waits_before)
-        self.run.outcomes.append(outcome)
-        self.schedule.observe(outcome)
 
 
 @dataclass(frozen=True)
@@ -190,11 +174,7 @@ def measure(
     progress(2)
     decoders = [variant.decoder for variant in variants]
     decoder = next((each for each in decoders if each.draft), decoders[0])
-    found = {
-        shape_of(variant, outcome)
-        for variant in variants
-        for outcome in later_outcomes(timed[variant.name])
-    }
+    found = {shape for runs in timed.values() for shape in later(runs, "shapes")}
     shapes = sorted(found | {(k, length) for k, _ in found for length in (1, k + 1)})
     length = max(1, round(fmean(len(run.tokens) for run in timed[PLAIN]) / 2))
 
@@ -219,19 +199,20 @@ def make_report(
     name, last = variant.name, turns[-1][variant.name]
 
     def later_per_second(runs: Sequence[Run]) -> float:
-        return emitted_later(runs) / sum(sum(run.rounds[first_counted(runs) :]) for run in runs)
+        return float(sum(later(runs, "emitted")) / sum(later(runs, "rounds")))
 
     def theory(runs: Sequence[Run], costs: Costs) -> float:
         """Return the speed-up that these rounds would have if only bare passes took time."""
-        shapes = (shape_of(variant, outcome) for outcome in later_outcomes(runs))
-        return costs.plain * emitted_later(runs) / sum(costs.seconds(*shape) for shape in shapes)
+        seconds = sum(costs.seconds(*shape) for shape in later(runs, "shapes"))
+        return float(costs.plain * sum(later(runs, "emitted")) / seconds)
 
     speedups = [gain([turn], name, later_per_second) for turn in turns]
     theories = [theory(turn[name], cost) for turn, cost in zip(turns, costs, strict=True)]
     drafted = sum(sum(outcome.num_drafted) for run in last for outcome in run.outcomes)
     accepted = sum(sum(outcome.num_accepted) for run in last for outcome in run.outcomes)
-    draft_ms = 1e3 * fmean(outcome.draft_seconds for outcome in later_outcomes(timed))
-    verify_ms = 1e3 * fmean(outcome.verify_seconds for outcome in later_outcomes(timed))
+    outcomes = later(timed, "outcomes")
+    draft_ms = 1e3 * fmean(outcome.draft_seconds for outcome in outcomes)
+    verify_ms = 1e3 * fmean(outcome.verify_seconds for outcome in outcomes)
     return Report(
         name=name,
         tokens_per_second=typical(turns, name, tokens_per_second),
@@ -239,9 +220,7 @@ def make_report(
         draft_ms=draft_ms,
         verify_ms=verify_ms,
         other_ms=_round_ms(timed) - draft_ms - verify_ms,
-        waits=fmean(
-            w for turn in turns for r in turn[name] for w in r.waits[first_counted(turn[name]) :]
-        ),
+        waits=fmean(waits for turn in turns for waits in later(turn[name], "waits")),
         acceptance=accepted / drafted if drafted else 0.0,
         tokens_per_round=tokens_per_pass(last),
         forwards=gain(turns, name, tokens_per_pass),
@@ -253,29 +232,18 @@ def make_report(
     )
 
 
-def shape_of(variant: Variant, outcome: Outcome) -> tuple[int, int]:
-    """Return the tokens that a model drafted in a round, and those of the target's pass."""
-    return outcome.num_draft if variant.decoder.draft else 0, 1 + max(outcome.num_drafted)
-
-
 def first_counted(runs: Sequence[Run]) -> int:
     """Return the index of each output's first round that counts: 1, or 0 if all have one only."""
     return int(any(len(run.rounds) > 1 for run in runs))
 
 
-def later_outcomes(runs: Sequence[Run]) -> list[Outcome]:
-    """Return the outcomes of all rounds that count."""
-    return [outcome for run in runs for outcome in run.outcomes[first_counted(runs) :]]
-
-
-def emitted_later(runs: Sequence[Run]) -> int:
-    """Count the tokens emitted in rounds that count."""
-    return sum(sum(run.emitted[first_counted(runs) :]) for run in runs)
+def later(runs: Sequence[Run], name: str) -> list[Any]:
+    """Return what the runs' lists of this name have for the rounds that count."""
+    return [each for run in runs for each in getattr(run, name)[first_counted(runs) :]]
 
 
 def _round_ms(runs: Sequence[Run]) -> float:
-    first = first_counted(runs)
-    return 1e3 * fmean(seconds for run in runs for seconds in run.rounds[first:])
+    return 1e3 * fmean(later(runs, "rounds"))
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def batch(
     the first one joins the parts at the end. With --parallel tensor they share the model instead.
     """
     output, force = files.output, files.force
-    is_json = files.field is not None or source.endswith(JSON_SUFFIXES)
+    is_json = files.field is not None or source.lower().endswith(JSON_SUFFIXES)
     form = cast(Format, files.format or ("jsonl" if is_json else "text"))
     with tokenizers.open_input(source) as stream:
         at = stream.tell() if stream.seekable() else None

@@ -39,7 +39,7 @@ LEAST_LOSS = 0.1  # looks that would lose less are taken to lose this much
 EXPLORED_FIRST = 6.0  # what looks may lose besides, for a beginning
 FIRST_ROUNDS = 3  # with a time that says something, before the first look
 FIRST_PROBE = 7  # tokens, of a share that has hardly been seen
-ROUNDS_OF_SHARE = 4  # that tell what a share gives, until they are forgotten
+ROWS_OF_SHARE = 4  # drafts that tell what a share gives, until they are forgotten
 MOST_CHARGED = 1.2  # times its usual cost, for a look that also had a pass to compile
 WORTHWHILE = 1.02  # gain that another length must promise to be looked at, or to be chosen
 OTHER_SHARE = 1.08  # gain over the first share for another one, as by chance one of many seems best
@@ -231,7 +231,7 @@ class AdaptiveSchedule(Schedule):
         # What others draft says nothing of shares that have hardly been seen.
         unknown = [
             i for i, (share, length) in enumerate(self._choices)
-            if self._counts[share].rounds < ROUNDS_OF_SHARE
+            if self._counts[share].rows < ROWS_OF_SHARE
             and share != usual[0][0] and length == (usual[0][1] or FIRST_PROBE)
         ]  # fmt: skip
         seen = sum(rounds for _, rounds, _ in costs.known.values())

@@ -57,12 +57,6 @@ class Draft:
         probs = self.probs[:, :width]
         return replace(cut, probs=probs if cut.mask is None else probs * cut.mask[..., None])
 
-    def padded(self, width: int) -> Draft:
-        """Pad rows to `width` tokens, if they have fewer."""
-        lacking = (0, max(0, width - self.tokens.shape[1]))
-        probs = None if self.probs is None else mx.pad(self.probs, [(0, 0), lacking, (0, 0)])
-        return Draft(mx.pad(self.tokens, [(0, 0), lacking]), self.lengths, probs)
-
 
 def empty_draft(batch: int) -> Draft:
     """Return a draft of no tokens for `batch` rows."""

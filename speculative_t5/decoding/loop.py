@@ -60,9 +60,7 @@ class Plan:
     verifier: Verifier  # decides which of them stand
     width: int | None = None  # positions of the target's passes; see `LanguageModel.start`
     sharing: SharingModel | None = None  # the draft model, if it shares the target's encoder
-    # Wait for each draft, to tell its time from that of verifying, and pad it to the length asked
-    # for.
-    timed: bool = False
+    timed: bool = False  # wait for each draft, to tell its time from that of verifying
 
 
 def in_order_of_length(prompts: Iterable[Indexed], window: int) -> Iterator[Indexed]:
@@ -192,6 +190,7 @@ class Batch:
 
     def __init__(self, model: LanguageModel, plan: Plan) -> None:
         self.rows: list[Row] = []  # those that have ended, too, until `add` or `drop`
+        self.outcome: Outcome | None = None  # of the last round
         self.started = time.perf_counter()  # moved later by time that does not count
         self._plan = plan
         self._model = model
@@ -268,8 +267,7 @@ class Batch:
                 found = max(draft.lengths)
                 kept = found if found == num_draft else plan.schedule.kept(found)
                 draft = draft.limited([min(limit, kept) for limit in limits])
-                if plan.timed:  # a pass must not take longer the more a lookup happens to find
-                    draft = draft.padded(num_draft)
+                if plan.timed:
                     read(draft.tokens)
                 drafted, lengths = time.perf_counter(), draft.lengths
                 width = draft.tokens.shape[1]
@@ -289,7 +287,8 @@ class Batch:
         whole = [i for i, limit in enumerate(limits) if limit >= num_draft]  # may use all of it
         counts = [lengths[i] for i in whole], [done[i].num_accepted for i in whole]
         seconds = drafted - began, ended - drafted
-        plan.schedule.observe(Outcome(num_draft, *counts, *seconds, len(rows), 1 + width, typical))
+        self.outcome = Outcome(num_draft, *counts, *seconds, len(rows), 1 + width, typical)
+        plan.schedule.observe(self.outcome)
         return done
 
     def _plain(self, session: Session) -> list[tuple[list[int], int]]:

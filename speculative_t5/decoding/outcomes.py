@@ -94,8 +94,8 @@ class Counts:
         self.values[:, 1:] += np.array(counts)[:, 1:]
 
     @property
-    def rounds(self) -> float:
-        """Rounds that asked for tokens, as far as they are remembered."""
+    def rows(self) -> float:
+        """Rows that were asked for tokens, as far as they are remembered."""
         return float(self.values[0, 1])
 
     def forget(self, rounds: int) -> None:

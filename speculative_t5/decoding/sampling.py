@@ -97,7 +97,10 @@ class Groups:
                 found.append((own, [row]))
             else:
                 rows.append(row)
-        self._groups = [(sampler, rows, mx.array(rows)) for sampler, rows in found]
+        self._groups = [
+            (sampler, rows, mx.array(rows) if len(found) > 1 else slice(None))
+            for sampler, rows in found
+        ]
         grouped = [row for _, rows in found for row in rows]
         self._order = mx.array(sorted(range(len(grouped)), key=grouped.__getitem__))
         self.greedy_rows = [sampler.greedy for sampler in samplers]
@@ -115,8 +118,6 @@ class Groups:
 
     def probs(self, logits: mx.array) -> mx.array:
         """Turn logits (B, ..., V) into probabilities (B, ..., V) float32, row by row."""
-        if len(self._groups) == 1:
-            return self._groups[0][0].probs(logits)
         return self._join(sampler.probs(logits[index]) for sampler, _, index in self._groups)
 
     def choose(self, logits: mx.array, keys: Keys) -> mx.array:
@@ -135,7 +136,8 @@ class Groups:
 
     def _join(self, parts: Iterable[mx.array]) -> mx.array:
         """Put values of the groups, (B_g, ...) each, together in the order of rows, (B, ...)."""
-        return mx.concatenate([*parts])[self._order]
+        first, *others = parts
+        return mx.concatenate([first, *others])[self._order] if others else first
 
 
 def largest(probs: mx.array, count: int) -> mx.array:

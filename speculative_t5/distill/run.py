@@ -193,7 +193,7 @@ def _read(path: Path) -> _State:
     for entry, kind in get_type_hints(_State).items():
         if not isinstance(value := found.get(entry), get_origin(kind) or kind):
             raise ValueError(f"{path} has {shown(value)} as {entry}: {again}")
-    return _State(**found)
+    return _State(**{entry: found[entry] for entry in get_type_hints(_State)})
 
 
 def _as_option(name: str, value: Any) -> str:

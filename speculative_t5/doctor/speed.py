@@ -69,7 +69,9 @@ def speed(subject: Subject) -> Finding:
     decoder = subject.decoder()
     prompts = [decoder.encode(sentence) for sentence in SENTENCES[::EVERY]]
     costs = _costs(decoder, prompts[0])
-    details = _measured(decoder, decoder.plan(), prompts, MAX_TOKENS, costs)
+    adapts = SpeculativeDecoder(decoder.model, decoder.draft or "lookup", decoder.tokenizer)
+    plans = {"drafted": decoder.plan(), "auto": adapts.plan()}
+    details = _measured(decoder, plans, prompts, MAX_TOKENS, costs)
     rates = (*RATES, details["acceptance"])
     best = [costs.best(rate) for rate in rates]
     gains = [costs.speedup(rate, k) for rate, k in zip(rates, best, strict=True)]
@@ -133,7 +135,8 @@ def _published(check: str) -> Finding:
         for prompt in prompts
     }
     plan = synthetic.synthetic_plan(decoder, outputs, RATE)
-    details = _measured(decoder, plan, prompts, TOKENS, costs)
+    plans = {"drafted": plan, "auto": replace(plan, schedule=AdaptiveSchedule())}
+    details = _measured(decoder, plans, prompts, TOKENS, costs)
     plain, gain, auto = (
         details["plain_tokens_per_second"], details["measured_speedup"], details["auto"]["speedup"]
     )  # fmt: skip
@@ -176,16 +179,15 @@ def _least(run: Callable[[], object], seconds: float) -> float:
 
 def _measured(
     decoder: SpeculativeDecoder,
-    plan: Plan,
+    plans: Mapping[str, Plan],
     prompts: Sequence[list[int]],
     max_tokens: int,
     costs: Costs,
 ) -> dict[str, Any]:
-    """Decode prompts plainly, by a plan, and by the same plan with lengths that adapt."""
-    own = {"drafted": plan, "auto": replace(plan, schedule=AdaptiveSchedule())}
+    """Decode prompts plainly, and by plans: "drafted", and "auto", whose lengths adapt."""
     variants = [
-        replace(each, plan=own.get(each.name))
-        for each in bench.variants_of(dict.fromkeys(own, decoder), max_tokens)
+        replace(each, plan=plans.get(each.name))
+        for each in bench.variants_of(dict.fromkeys(plans, decoder), max_tokens)
     ]
     order, began = random.Random(0), time.perf_counter()
     bench.sweep(variants, prompts, order)  # the first use is slower, and "auto" learns
@@ -196,7 +198,7 @@ def _measured(
     rounds = [run.outcomes[:-1] or run.outcomes for run in turns[-1]["auto"]]
     chosen = Counter(each.num_draft for outcomes in rounds for each in outcomes)
     speeds = {
-        name: bench.typical(turns, name, bench.tokens_per_second) for name in (bench.PLAIN, *own)
+        name: bench.typical(turns, name, bench.tokens_per_second) for name in (bench.PLAIN, *plans)
     }
     return {
         "dtype": dtype_name(dtype_of(decoder.model)),
