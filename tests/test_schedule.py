@@ -217,9 +217,9 @@ def test_the_usual_length_is_compared_with_others_and_not_with_itself() -> None:
     for _ in range(300):
         num_draft = schedule.next(1000)
         (plan,) = schedule._plans.values()
-        looks += [num_draft] if plan[0][1] else []
+        looks += [num_draft] if plan[0].looks else []
         usual = LENGTHS[schedule._best[1][0]]
-        assert num_draft != usual or not plan[0][1]
+        assert num_draft != usual or not plan[0].looks
         schedule.observe(outcome(num_draft, [min(num_draft, 4)]))
     assert len({*looks}) > 2
 

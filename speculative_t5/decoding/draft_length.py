@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -96,6 +96,14 @@ class FixedSchedule(Schedule):
         return ((num_draft + 1) // 2, num_draft // 2) if self.halves else super().split(num_draft)
 
 
+class Planned(NamedTuple):
+    """What a round is to draft."""
+
+    share: int  # an index of the shares
+    num_draft: int
+    looks: bool = False  # whether it is a look, or a probe
+
+
 @dataclass
 class Exploration:
     """What looks may lose, and have lost, in passes over one token."""
@@ -120,10 +128,9 @@ class AdaptiveSchedule(Schedule):
 
     def __init__(self, store: Path | None = None, shares: Sequence[float] = (1.0,)) -> None:
         self.shares = shares
-        # To choose from: an index of a share, and a length.
-        self._choices = [(i, n) for i in range(len(shares)) for n in LENGTHS if n or i == 0]
-        self._lengths = np.array([length for _, length in self._choices])
-        self._handicaps = np.array([OTHER_SHARE if share else 1.0 for share, _ in self._choices])
+        self._choices = [Planned(i, n) for i in range(len(shares)) for n in LENGTHS if n or i == 0]
+        self._lengths = np.array([choice.num_draft for choice in self._choices])
+        self._handicaps = np.array([OTHER_SHARE if each.share else 1.0 for each in self._choices])
         self._learning = threading.Lock()
         self._store = store
         self._counts, costs, self._exploration = _read(store, len(shares))
@@ -131,9 +138,9 @@ class AdaptiveSchedule(Schedule):
         self._rounds, self._save_at = 0, SAVED_FIRST
         # By the size of the batch: an index of the choices, and what to expect in a cost of 1.
         self._best: dict[int, tuple[int, float]] = {}
-        # What the next rounds are to draft, and whether that is a look at another length; by the
-        # size of the batch. To choose for each round takes longer than a small model's pass.
-        self._plans: defaultdict[int, deque[tuple[tuple[int, int], bool]]] = defaultdict(deque)
+        # The next rounds, by the size of the batch. To choose for each round takes longer than a
+        # small model's pass.
+        self._plans: defaultdict[int, deque[Planned]] = defaultdict(deque)
         self._seen: list[tuple[Outcome, bool]] = []  # since the last plan was made
 
     def next(self, remaining: int, rows: int = 1) -> int:
@@ -145,8 +152,7 @@ class AdaptiveSchedule(Schedule):
             plan = self._plans[_size(rows)]
             if not plan:
                 plan.extend(self._choose(_size(rows)))
-            share, num_draft = plan[0][0]
-            return share, min(num_draft, remaining - 1)
+            return plan[0].share, min(plan[0].num_draft, remaining - 1)
 
     def kept(self, found: int) -> int:
         return LENGTHS[bisect(LENGTHS, found) - 1]
@@ -154,10 +160,10 @@ class AdaptiveSchedule(Schedule):
     def observe(self, outcome: Outcome) -> None:
         with self._learning:
             plan = self._plans[_size(outcome.rows)]
-            choice, looks = plan.popleft() if plan else ((0, 0), False)
-            looks &= choice == (outcome.share, outcome.num_draft)
+            planned = plan.popleft() if plan else Planned(0, 0)
+            looks = planned == (outcome.share, outcome.num_draft, True)
             if looks and not outcome.typical and not (self._seen and self._seen[-1][1]):
-                plan.appendleft((choice, True))  # once more, as its time says nothing
+                plan.appendleft(planned)  # once more, as its time says nothing
             self._seen.append((outcome, looks))
             if not plan:
                 self._learn()
@@ -208,11 +214,12 @@ class AdaptiveSchedule(Schedule):
         for share, counts in enumerate(self._counts):
             accepts, chances = counts.expected()
             expected, least = (_per_length(curve, chances) for curve in costs.curves(share))
-            parts.append(np.stack([1 + accepts[LENGTHS], expected, least])[:, min(share, 1) :])
+            part = np.stack([1 + accepts[LENGTHS], expected, least])
+            parts.append(part[:, 1:] if share else part)  # to draft nothing is a choice once
         return np.concatenate(parts, axis=1)
 
-    def _choose(self, size: int) -> list[tuple[tuple[int, int], bool]]:
-        """Return what the next rounds are to draft, and whether each is a look."""
+    def _choose(self, size: int) -> list[Planned]:
+        """Return what the next rounds are to draft."""
         costs, exploration = self._costs[size], self._exploration
         emitted, expected, least = self._expected(costs)
         rates = emitted / expected
@@ -227,19 +234,19 @@ class AdaptiveSchedule(Schedule):
             best = before
         self._best[size] = best, rates[best]
         losses = np.maximum(expected - emitted / rates[best], 0)
-        usual = (self._choices[best], False)
+        usual = self._choices[best]
         # What others draft says nothing of shares that have hardly been seen.
         unknown = [
-            i for i, (share, length) in enumerate(self._choices)
+            i for i, (share, length, _) in enumerate(self._choices)
             if self._counts[share].rows < ROWS_OF_SHARE
-            and share != usual[0][0] and length == (usual[0][1] or FIRST_PROBE)
+            and share != usual.share and length == (usual.num_draft or FIRST_PROBE)
         ]  # fmt: skip
         seen = sum(rounds for _, rounds, _ in costs.known.values())
         count = 1 + min(int(max(self._rounds, seen)) // PLANNED_EVERY, MOST_PLANNED - 1)
         if best != before:
             count = min(count, NEWLY_CHOSEN)
         after = min(count // 2, AROUND)  # a look, which is compared with these and those before it
-        if best == 0:
+        if best == 0:  # plain decoding
             other = unknown[0] if unknown else 1 + int(np.argmax(rates[1:]))
             # What is accepted is not seen meanwhile.
             loss = max(exploration.probe_loss, 0.0) or losses[other]
@@ -247,7 +254,7 @@ class AdaptiveSchedule(Schedule):
             if exploration.idle >= patience:
                 exploration.probe_loss = 0.0
                 exploration.patience = min(2 * exploration.patience, MAX_PATIENCE)
-                return [(self._choices[other], True), *[usual] * after]
+                return [self._choices[other]._replace(looks=True), *[usual] * after]
             if best == before:  # meanwhile there is nothing to learn that could change the choice
                 count *= IDLE_PLANNED
             return [usual] * min(count, math.ceil(patience - exploration.idle))
@@ -261,8 +268,8 @@ class AdaptiveSchedule(Schedule):
                 gains[i] = np.inf if losses[i] <= exploration.budget else 0
             other = int(np.argmax(gains / np.maximum(losses, LEAST_LOSS)))
             if gains[other] > 0:
-                before_look = [usual] * (count - 1 - after)
-                return [*before_look, (self._choices[other], True), *[usual] * after]
+                look = self._choices[other]._replace(looks=True)
+                return [*[usual] * (count - 1 - after), look, *[usual] * after]
         return [usual] * count
 
     def keep(self) -> None:

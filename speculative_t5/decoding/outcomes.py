@@ -169,7 +169,8 @@ class Costs:
                 self._surprising.add(kind)
                 continue  # perhaps by chance, which a second look will tell
             if seen and abs(own) > OUTLIER:
-                # What is known is doubted: a round is slower by chance, but not so much faster.
+                # A surprise casts doubt on what is known. By chance a round may be much slower than
+                # usual, but hardly much faster.
                 seen /= 2
                 own = min(max(own, -OUTLIER) if seen >= 1 else own, OUTLIER)
                 cost *= math.exp(own / (seen + 1))

@@ -94,7 +94,7 @@ class SharingDraft(CompiledModel):
 
     @property
     def fingerprint(self) -> str:
-        """Hexadecimal digest of the draft's own weights and the target's."""
+        """Digest of the draft's own weights, its type, and the target's fingerprint."""
         own = fingerprint(repr(self.own), self.parameters())
         return f"{own} {self.dtype} {self.target.fingerprint}"
 
