@@ -125,7 +125,7 @@ def new_draft(
         layers, d_ff = start.own.num_decoder_layers, start.own.d_ff
     else:
         layers = options.layers or min(LAYERS, whole.num_decoder_layers)
-        # Two narrow layers take as long as one whole layer, and are right more often.
+        # For two narrow layers, more tokens stand than for one whole layer (docs/distill.md).
         narrow = whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model)
         d_ff = options.d_ff or narrow
     draft = SharingDraft(target, SharingConfig(layers, d_ff, options.draft_vocab, options.block))
