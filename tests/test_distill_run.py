@@ -29,7 +29,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from checkpoints import refused
-from conftest import EOS, REPOSITORY, tiny_gemma
+from conftest import EOS, REPOSITORY, tiny_gemma, tiny_model
 from distilling import DATA, SHORT, Stop, Watch, examples, go, labels_of, target
 from messages import check_message
 from test_sharing import TARGETS, make_target
@@ -320,6 +320,13 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.raises(Stop):
         go(folder / "draft", Watch(act))
     return folder
+
+
+def test_a_draft_has_two_narrow_layers_or_one_whole() -> None:
+    """One for a T5Gemma, or if the target has no more."""
+    targets = tiny_model(layers=3, d_ff=40), tiny_model(d_ff=40), tiny_gemma("t5gemma2", layers=3)
+    made = [new_draft(target, DistillOptions()).own for target in targets]
+    assert [(own.num_decoder_layers, own.d_ff) for own in made] == [(2, 16), (1, 40), (1, 16)]
 
 
 def test_a_run_of_another_version_may_have_kept_more(stopped: Path, tmp_path: Path) -> None:

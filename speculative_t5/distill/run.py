@@ -15,7 +15,14 @@ from typing import Any, get_origin, get_type_hints
 from ..checkpoints import dtype_name, load_draft, save_draft
 from ..errors import read_json, shown
 from ..files import PARTIAL, lock, write_whole
-from ..models import EncoderDecoder, SharingConfig, SharingDraft, copy_layers, sample_weights
+from ..models import (
+    EncoderDecoder,
+    SharingConfig,
+    SharingDraft,
+    T5GemmaConfig,
+    copy_layers,
+    sample_weights,
+)
 from .data import Data, Example
 from .judgement import Judgement, Task, judge
 from .labels import Label, label
@@ -33,7 +40,6 @@ SAVE_EVERY, SAVE_SECONDS = 100, 60.0  # steps or seconds between saved states
 CHECKS = 20  # times that tokens per pass are measured, at most
 CHECK_DRAFT = 5  # the number of drafted tokens they are measured at
 DIGITS = 12  # of digests
-LAYERS = 2  # of a draft
 
 
 @dataclass(frozen=True)
@@ -124,8 +130,10 @@ def new_draft(
     if start is not None:
         layers, d_ff = start.own.num_decoder_layers, start.own.d_ff
     else:
-        layers = options.layers or min(LAYERS, whole.num_decoder_layers)
-        # For two narrow layers, more tokens stand than for one whole layer (docs/distill.md).
+        # More of two narrow layers' tokens stand. But T5Gemma's layers spend most of their time on
+        # attention, and there one whole layer is faster (docs/distill.md).
+        usual = 1 if isinstance(whole, T5GemmaConfig) else 2
+        layers = options.layers or min(usual, whole.num_decoder_layers)
         narrow = whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model)
         d_ff = options.d_ff or narrow
     draft = SharingDraft(target, SharingConfig(layers, d_ff, options.draft_vocab, options.block))

@@ -44,7 +44,7 @@ class DistillOptions:
     """
 
     layers: int | None = option(
-        None, "Decoder layers of the draft.", shown="2 if the target has as many", least=1
+        None, "Decoder layers of the draft.", shown="2, or 1 for a T5Gemma", least=1
     )
     d_ff: int | None = option(
         None,
