@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
-from typing import Any
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -45,6 +45,7 @@ class Run:
     tokens: list[int] = field(default_factory=list)  # the output's ids, without EOS
 
 
+Item = TypeVar("Item")
 Turn = Mapping[str, Sequence[Run]]  # by the name of the variant, in the order of the prompts
 
 
@@ -114,7 +115,7 @@ def record(variant: Variant, prompt: list[int], *, timed: bool = False) -> Run:
         assert outcome is not None
         run.outcomes.append(outcome)
         by_model = plan.schedule.split(outcome.num_draft)[0] if decoder.draft else 0
-        run.shapes.append((by_model, 1 + max(outcome.num_drafted)))
+        run.shapes.append((by_model, outcome.length))
         run.emitted.append(done.stats.emitted - sum(run.emitted))
         run.tokens += done.tokens
         batch.drop()
@@ -174,7 +175,7 @@ def measure(
     progress(2)
     decoders = [variant.decoder for variant in variants]
     decoder = next((each for each in decoders if each.draft), decoders[0])
-    found = {shape for runs in timed.values() for shape in later(runs, "shapes")}
+    found = {shape for runs in timed.values() for shape in later(runs, lambda run: run.shapes)}
     shapes = sorted(found | {(k, length) for k, _ in found for length in (1, k + 1)})
     length = max(1, round(fmean(len(run.tokens) for run in timed[PLAIN]) / 2))
 
@@ -199,18 +200,19 @@ def make_report(
     name, last = variant.name, turns[-1][variant.name]
 
     def later_per_second(runs: Sequence[Run]) -> float:
-        return float(sum(later(runs, "emitted")) / sum(later(runs, "rounds")))
+        emitted = later(runs, lambda run: run.emitted)
+        return sum(emitted) / sum(later(runs, lambda run: run.rounds))
 
     def theory(runs: Sequence[Run], costs: Costs) -> float:
         """Return the speed-up that these rounds would have if only bare passes took time."""
-        seconds = sum(costs.seconds(*shape) for shape in later(runs, "shapes"))
-        return float(costs.plain * sum(later(runs, "emitted")) / seconds)
+        seconds = sum(costs.seconds(*shape) for shape in later(runs, lambda run: run.shapes))
+        return costs.plain * sum(later(runs, lambda run: run.emitted)) / seconds
 
     speedups = [gain([turn], name, later_per_second) for turn in turns]
     theories = [theory(turn[name], cost) for turn, cost in zip(turns, costs, strict=True)]
     drafted = sum(sum(outcome.num_drafted) for run in last for outcome in run.outcomes)
     accepted = sum(sum(outcome.num_accepted) for run in last for outcome in run.outcomes)
-    outcomes = later(timed, "outcomes")
+    outcomes = later(timed, lambda run: run.outcomes)
     draft_ms = 1e3 * fmean(outcome.draft_seconds for outcome in outcomes)
     verify_ms = 1e3 * fmean(outcome.verify_seconds for outcome in outcomes)
     return Report(
@@ -220,7 +222,7 @@ def make_report(
         draft_ms=draft_ms,
         verify_ms=verify_ms,
         other_ms=_round_ms(timed) - draft_ms - verify_ms,
-        waits=fmean(waits for turn in turns for waits in later(turn[name], "waits")),
+        waits=fmean(n for turn in turns for n in later(turn[name], lambda run: run.waits)),
         acceptance=accepted / drafted if drafted else 0.0,
         tokens_per_round=tokens_per_pass(last),
         forwards=gain(turns, name, tokens_per_pass),
@@ -237,13 +239,13 @@ def first_counted(runs: Sequence[Run]) -> int:
     return int(any(len(run.rounds) > 1 for run in runs))
 
 
-def later(runs: Sequence[Run], name: str) -> list[Any]:
-    """Return what the runs' lists of this name have for the rounds that count."""
-    return [each for run in runs for each in getattr(run, name)[first_counted(runs) :]]
+def later(runs: Sequence[Run], of: Callable[[Run], Sequence[Item]]) -> list[Item]:
+    """Return what lists of the runs have for the rounds that count."""
+    return [each for run in runs for each in of(run)[first_counted(runs) :]]
 
 
 def _round_ms(runs: Sequence[Run]) -> float:
-    return 1e3 * fmean(later(runs, "rounds"))
+    return 1e3 * fmean(later(runs, lambda run: run.rounds))
 
 
 @dataclass(frozen=True)

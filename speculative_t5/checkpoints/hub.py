@@ -26,7 +26,9 @@ def flat_name(name: str) -> str:
     """Return the part of a repository's name after its slash; refuse impossible names."""
     if Path(name).is_file():  # perhaps one in the model folder that is meant
         raise ValueError(f"{name} is a file, expected a folder or a name on the Hub")
-    if not re.fullmatch(r"(?:\w[\w.-]*/)?\w[\w.-]*", name) or re.search(r"\.\.|--|\.git$", name):
+    # As huggingface_hub allows them.
+    whole = re.fullmatch(r"(?:\b[\w.-]+\b/)?\b[\w.-]{1,96}\b", name)
+    if not whole or re.search(r"\.\.|--|\.git$", name):
         raise ValueError(
             f"{name!r} is neither a folder here nor a valid name on the Hub: "
             "give the path of a folder, or a name such as google/flan-t5-small"

@@ -97,7 +97,7 @@ class FixedSchedule(Schedule):
 
 
 class Planned(NamedTuple):
-    """What a round is to draft."""
+    """What a round is to draft, or could."""
 
     share: int  # an index of the shares
     num_draft: int

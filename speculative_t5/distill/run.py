@@ -130,8 +130,8 @@ def new_draft(
     if start is not None:
         layers, d_ff = start.own.num_decoder_layers, start.own.d_ff
     else:
-        # More of two narrow layers' tokens stand. But T5Gemma's layers spend most of their time on
-        # attention, and there one whole layer is faster (docs/distill.md).
+        # Of two narrow layers' tokens more are accepted. But T5Gemma's layers spend most of their
+        # time on attention, and there one whole layer is faster (docs/distill.md).
         usual = 1 if isinstance(whole, T5GemmaConfig) else 2
         layers = options.layers or min(usual, whole.num_decoder_layers)
         narrow = whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model)

@@ -69,8 +69,8 @@ def speed(subject: Subject) -> Finding:
     decoder = subject.decoder()
     prompts = [decoder.encode(sentence) for sentence in SENTENCES[::EVERY]]
     costs = _costs(decoder, prompts[0])
-    adapts = SpeculativeDecoder(decoder.model, decoder.draft or "lookup", decoder.tokenizer)
-    plans = {"drafted": decoder.plan(), "auto": adapts.plan()}
+    adaptive = SpeculativeDecoder(decoder.model, decoder.draft or "lookup", decoder.tokenizer)
+    plans = {"drafted": decoder.plan(), "auto": adaptive.plan()}
     details = _measured(decoder, plans, prompts, MAX_TOKENS, costs)
     rates = (*RATES, details["acceptance"])
     best = [costs.best(rate) for rate in rates]
