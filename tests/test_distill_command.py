@@ -150,7 +150,7 @@ def test_the_estimate_of_memory_is_near_the_peak(
     mx.reset_peak_memory()
     run.step(0.0)
     peak = mx.get_peak_memory() - before
-    ratio = training.training_memory(run.draft, options, 32) / peak
+    ratio = training.training_memory(run.draft, options, 32, 32) / peak
     assert 0.75 < ratio < 1.33
 
 

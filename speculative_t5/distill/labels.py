@@ -1,6 +1,5 @@
 """Has the target label prompts, chunk by chunk, and groups labels into batches."""
 
-import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from ..files import LineFile, json_line, json_object
 from ..generation import GenerationOptions, SpeculativeDecoder
 from ..models import EncoderDecoder, additive
 from .data import Example
-
-POOL = 2048  # labels that are sorted by length together
 
 
 @dataclass(frozen=True)
@@ -172,18 +169,12 @@ def group(examples: Sequence[Label], batch_tokens: int) -> list[list[Label]]:
     return groups
 
 
-def batches(
-    examples: Sequence[Label], batch_tokens: int, seed: int, first: int = 0
-) -> Iterator[list[Label]]:
-    """Yield groups of examples without end, epoch by epoch, from the group number `first` on.
+def shuffled(count: int, seed: int, first: int = 0) -> Iterator[int]:
+    """Yield the numbers below `count` in random order, again and again, from place `first` on.
 
-    An epoch's order depends on its number and the seed only, so that a run can be resumed anywhere.
+    The order depends on the seed only, so that a run can be resumed anywhere.
     """
-    for epoch in itertools.count():
-        rng = random.Random(f"{seed} {epoch}")
-        shuffled = rng.sample(examples, len(examples))
-        pools = (shuffled[start : start + POOL] for start in range(0, len(shuffled), POOL))
-        groups = [each for pool in pools for each in group(pool, batch_tokens)]
-        rng.shuffle(groups)
-        yield from groups[first:]
-        first = max(0, first - len(groups))
+    epoch, place = divmod(first, count)
+    while True:
+        yield from random.Random(f"{seed} {epoch}").sample(range(count), count)[place:]
+        epoch, place = epoch + 1, 0

@@ -17,7 +17,7 @@ from ..decoding import Sampler, argmax
 from ..errors import check_number, check_options, option
 from ..files import replacing
 from ..models import MOST_BLOCK, EncoderDecoder, SharingDraft, plain_weight
-from .labels import Label, LabelBatch, batches, group, make_batch
+from .labels import Label, LabelBatch, group, make_batch, shuffled
 
 LossName = Literal["ce", "kl"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
@@ -25,6 +25,7 @@ LOGITS = 2**22  # that exist at a time, of draft and target each
 DEFAULT_STEPS = 2000
 WARM_UP, WARM_SHARE = 50, 0.1  # steps, or a share of the training if that is less
 CLIP = 1.0  # norm of the gradient
+KEPT = 2**30  # bytes of encoded prompts that are kept from one epoch to the next, at most
 # Numbers of 4 bytes that exist at the peak. Counted by `mx.get_peak_memory` on the CPU for one and
 # two layers of the shapes of t5-base, flan-t5-small and correct-base; all within 20 %.
 OWN = 4  # a weight, its gradient and the two moments of Adam
@@ -91,8 +92,9 @@ class DistillOptions:
 class Training:
     """A draft being trained on labels.
 
-    The target's encoder and, where the loss needs the target's distributions, its decoder run once
-    a batch, without gradients. The draft's weights are float32 whatever the target's type.
+    Where the loss needs the target's distributions, its decoder runs once a step. Its encoder runs
+    once for each prompt as long as there is memory to keep what it gives. The draft's weights are
+    float32 whatever the target's type.
     """
 
     def __init__(
@@ -100,14 +102,16 @@ class Training:
     ) -> None:
         self.step_number = 0  # how many steps were taken
         self.draft = draft
-        self._labels = labels
         self._options = options
+        self._groups = group(labels, options.batch_tokens)
+        self._kept: dict[int, LabelBatch] = {}  # by group
+        self._room = KEPT
         draft.set_dtype(mx.float32)
         self._output_weight = output_weight(draft)
         mx.eval(self._output_weight)
         self._optimizer = optim.Adam(options.learning_rate, betas=[0.9, 0.99], bias_correction=True)
         self._optimizer.init(draft.trainable_parameters())
-        self._batches = batches(labels, options.batch_tokens, options.seed)
+        self._order = shuffled(len(self._groups), options.seed)
 
     def step(self, done: float) -> float:
         """Train on the next batch, and return its loss per token.
@@ -116,7 +120,7 @@ class Training:
         """
         draft, options, weight = self.draft, self._options, self._output_weight
         target = draft.target
-        loss, batch = options.loss, make_batch(next(self._batches), target, draft.own.block)
+        loss, batch = options.loss, self._batch(next(self._order))
         warm = min(1.0, max((self.step_number + 1) / WARM_UP, done / WARM_SHARE))
         falling = 0.5 * (1 + math.cos(math.pi * done))
         self._optimizer.learning_rate = mx.array(options.learning_rate * warm * falling)
@@ -140,6 +144,15 @@ class Training:
         self.step_number += 1
         return float(value)
 
+    def _batch(self, number: int) -> LabelBatch:
+        if (kept := self._kept.get(number)) is not None:
+            return kept
+        batch = make_batch(self._groups[number], self.draft.target, self.draft.own.block)
+        if (size := batch.memory.nbytes) <= self._room:
+            self._room -= size
+            self._kept[number] = batch
+        return batch
+
     def save(self, path: Path) -> None:
         """Write weights, the optimizer's state and the step to a safetensors file, atomically."""
         state = {"draft": self.draft.parameters(), "optimizer": self._optimizer.state}
@@ -159,8 +172,7 @@ class Training:
         self.draft.update(state["draft"])
         self._optimizer.state = state["optimizer"]
         self.step_number = int(metadata["step"])
-        options = self._options
-        self._batches = batches(self._labels, options.batch_tokens, options.seed, self.step_number)
+        self._order = shuffled(len(self._groups), self._options.seed, self.step_number)
 
 
 def head_loss(
@@ -200,6 +212,20 @@ def head_loss(
     return total, mx.array(np.concatenate(gradients))
 
 
+def _log_sum_and_gradient(logits: mx.array) -> tuple[mx.array, mx.array]:
+    """Return logsumexp over the last axis, and the softmax, which is its gradient.
+
+    The gradient of MLX's own computes the exponentials again. On a CPU each time takes longer than
+    the products around it.
+    """
+    q = mx.softmax(logits, axis=-1)
+    return logits.max(axis=-1) - mx.log(q.max(axis=-1)), q
+
+
+_log_sum: Any = mx.custom_function(_log_sum_and_gradient)
+_log_sum.vjp(lambda _, cotangents, outputs: cotangents[0][..., None] * outputs[1])
+
+
 def loss_sum(
     hidden: mx.array,
     loss: LossName,
@@ -217,7 +243,7 @@ def loss_sum(
     """
     size = weight.shape[0]
     logits = capped(hidden @ weight.T)
-    log_sum = mx.logsumexp(logits, axis=-1)
+    log_sum: mx.array = _log_sum(logits)[0]
     if loss == "ce":
         # The label's logit as a product of its own: its gradient is not as wide as the vocabulary.
         chosen = capped((hidden * weight[mx.minimum(labels, size - 1)]).sum(-1))
@@ -318,7 +344,9 @@ def agreement(draft: SharingDraft, labels: Sequence[Label], batch_tokens: int) -
     return Agreement(rows)
 
 
-def training_memory(draft: SharingDraft, options: DistillOptions, length: float) -> int:
+def training_memory(
+    draft: SharingDraft, options: DistillOptions, prompts: int, length: float
+) -> int:
     """Estimate the bytes that training takes at its peak, the target's weights included.
 
     `length` is that of a typical prompt in tokens; outputs are taken to be as long.
@@ -333,7 +361,8 @@ def training_memory(draft: SharingDraft, options: DistillOptions, length: float)
     if hasattr(output, "scales") or output.weight.dtype != mx.float32:
         ids = draft.own.draft_vocab or draft.info.vocab_size
         numbers += ids * config.d_model  # a copy in float32
-    return sum(weight.nbytes for weight in _weights(draft.target)) + round(4 * numbers)
+    kept = min(KEPT, prompts * length * config.d_model * draft.target.dtype.size)
+    return sum(weight.nbytes for weight in _weights(draft.target)) + round(4 * numbers + kept)
 
 
 def own_parameters(draft: SharingDraft) -> int:
