@@ -6,13 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from speculative_t5 import Generation, SpeculativeDecoder, load
+from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.distill import (
     DistillOptions,
     Judgement,
@@ -23,9 +22,8 @@ from speculative_t5.distill import (
     new_draft,
 )
 from speculative_t5.distill import run as stages
-from speculative_t5.distill import training as training_module
 from speculative_t5.distill.labels import group, make_batch
-from speculative_t5.distill.training import Training, agreement, logits_of
+from speculative_t5.distill.training import Training, logits_of
 
 import mlx.core as mx
 import numpy as np
@@ -40,13 +38,6 @@ from test_sharing import TARGETS, make_target
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("quick")]
 
 
-def labelled(prompts: Sequence[list[int]], outputs: Sequence[Generation]) -> list[Label]:
-    return [
-        Label(i, prompt, [*out.tokens, *([EOS] if out.finish_reason == "eos" else [])])
-        for i, (prompt, out) in enumerate(zip(prompts, outputs, strict=True))
-    ]
-
-
 @pytest.mark.parametrize(
     ("kind", "block"), [("t5", 1), ("t5", 3), ("t5gemma", 1), ("t5gemma2", 1), ("t5gemma2", 2)]
 )
@@ -57,7 +48,8 @@ def test_a_draft_learns_and_loads_beside_its_target_alone(
     if kind != "t5":
         model = tiny_gemma(kind, vocab_size=20, seed={"t5gemma": 10, "t5gemma2": 5}[kind], layers=2)
     options = replace(SHORT, steps=80, batch_tokens=300, learning_rate=1e-2, block=block, layers=1)
-    go(output, watch, options, replace(DATA, train=examples(300, 3)), model)
+    data = replace(DATA, train=examples(300, 3), valid=examples(100, 2))
+    go(output, watch, options, data, model)
     losses = [now.loss for now in watch.of("trained")]
     share = 0.7 if block == 1 else 0.8  # later tokens are harder to tell
     assert len(losses) == 80 and sum(losses[-20:]) < share * sum(losses[:20])
@@ -65,14 +57,14 @@ def test_a_draft_learns_and_loads_beside_its_target_alone(
     records = json.loads((output / "history.json").read_text())
     assert [r["step"] for r in records] == [16, 32, 48, 64, 80]
     assert [r["tokens_per_pass"] for r in records] == checks
-    prompts = [example.prompt for example in DATA.valid]
-    plain = [SpeculativeDecoder(model).generate(each, max_tokens=8) for each in prompts]
-    untrained = agreement(new_draft(model, options), labelled(prompts, plain), 300).rate
-    assert records[-1]["agreement"] > max(untrained, 0.5)
+    first, last = records[0]["agreement"], records[-1]["agreement"]
+    assert last > 0.9 or last > max(first, 0.5)
     assert records[1]["loss"] == pytest.approx(sum(losses[16:32]) / 16)
 
     draft, tokenizer = load(output, target=model)
     assert tokenizer is None and draft.info.block == block
+    prompts = [example.prompt for example in data.valid]
+    plain = [SpeculativeDecoder(model).generate(each, max_tokens=8) for each in prompts]
     fast = SpeculativeDecoder(model, draft, num_draft=5)
     drafted = [fast.generate(each, max_tokens=8) for each in prompts]
     assert [each.tokens for each in drafted] == [each.tokens for each in plain]
@@ -99,7 +91,10 @@ def test_a_block_learns_what_the_target_says_of_each_of_its_tokens() -> None:
     model = target()
     prompts = [example.prompt for example in DATA.train[:9]]
     outputs = SpeculativeDecoder(model).generate_batch(prompts, max_tokens=8)
-    labels = labelled(prompts, outputs)
+    labels = [
+        Label(i, prompt, [*out.tokens, *([EOS] if out.finish_reason == "eos" else [])])
+        for i, (prompt, out) in enumerate(zip(prompts, outputs, strict=True))
+    ]
     batch = make_batch(labels, model, 3)
     count = sum(max(0, len(each.tokens) - part) for each in labels for part in range(3))
     assert batch.labels.shape == (count,)
@@ -113,16 +108,15 @@ def test_prompts_are_encoded_once_as_far_as_there_is_memory(
     """Losses depend on the batches, so those show that none is taken for another one."""
     labels = [Label(e.line, e.prompt, e.prompt) for e in DATA.train]
     model, encoded, losses = target(), list[int](), list[list[float]]()
-    make = training_module.make_batch
 
     def counted(*args: Any) -> Any:
         encoded[-1] += 1
-        return make(*args)
+        return make_batch(*args)
 
-    monkeypatch.setattr(training_module, "make_batch", counted)
-    sizes = [make(each, model).memory.nbytes for each in group(labels, SHORT.batch_tokens)]
+    monkeypatch.setattr("speculative_t5.distill.training.make_batch", counted)
+    sizes = [make_batch(each, model).memory.nbytes for each in group(labels, SHORT.batch_tokens)]
     for room in (sum(sizes), sum(sizes) // 2, 0):
-        monkeypatch.setattr(training_module, "KEPT", room)
+        monkeypatch.setattr("speculative_t5.distill.training.KEPT", room)
         training = Training(new_draft(model, SHORT), labels, SHORT)
         encoded.append(0)
         losses.append([training.step(0.5) for _ in range(3 * len(sizes))])

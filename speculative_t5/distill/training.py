@@ -92,9 +92,9 @@ class DistillOptions:
 class Training:
     """A draft being trained on labels.
 
-    Where the loss needs the target's distributions, its decoder runs once a step. Its encoder runs
-    once for each prompt as long as there is memory to keep what it gives. The draft's weights are
-    float32 whatever the target's type.
+    The target's encoder runs once for each prompt, as far as there is memory to keep what it gives;
+    its decoder once a step, where the loss needs its distributions. Both run without gradients. The
+    draft's weights are float32 whatever the target's type.
     """
 
     def __init__(
@@ -215,8 +215,8 @@ def head_loss(
 def _log_sum_and_gradient(logits: mx.array) -> tuple[mx.array, mx.array]:
     """Return logsumexp over the last axis, and the softmax, which is its gradient.
 
-    The gradient of MLX's own computes the exponentials again. On a CPU each time takes longer than
-    the products around it.
+    MLX's own computes the exponentials again for the gradient, which on a CPU takes longer than the
+    products around it.
     """
     q = mx.softmax(logits, axis=-1)
     return logits.max(axis=-1) - mx.log(q.max(axis=-1)), q
@@ -349,7 +349,8 @@ def training_memory(
 ) -> int:
     """Estimate the bytes that training takes at its peak, the target's weights included.
 
-    `length` is that of a typical prompt in tokens; outputs are taken to be as long.
+    `prompts` are learned from, and a typical one has `length` tokens; outputs are taken to be as
+    long.
     """
     config = draft.config
     inner, block = config.d_ff * (2 if config.gated else 1), draft.own.block
