@@ -29,7 +29,7 @@ import mlx.core as mx
 import numpy as np
 from conftest import EOS, output_distribution, output_logits, tiny, unrelated_pair
 
-ROWS = 200  # side by side; others take the rows of those that have ended
+ROWS = 64  # side by side; others take the rows of those that have ended
 PLACES = 256  # a key holds the row, and the round times this with the place added
 
 

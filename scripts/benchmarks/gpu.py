@@ -32,7 +32,7 @@ from programs import SPECULATIVE, STEADY
 DOCS = REPOSITORY / "docs" / "gpu.md"
 BENCH = ("python", "-m", "speculative_t5", "bench", "--json", "--steady")
 COMPARE = ("python", "scripts/benchmarks/compare.py", "shape")
-PYTEST = ("python", "-m", "pytest", "-q")
+PYTEST = ("python", "-m", "pytest", "-q", "--continue-on-collection-errors")
 TINY = "t5-efficient-tiny"
 DRAFTS = {TINY: TINY, "t5-small": TINY}  # shapes; others have drafts of t5-small's
 SHAPES = ("t5-small", "t5-base", "t5-large", "t5-3b")
@@ -67,7 +67,7 @@ def all_steps(shapes: Sequence[str]) -> list[Step]:
     return [
         machine_step(),
         Step("doctor", ("python", "-m", "speculative_t5", "doctor"), 300, results=(0, 1)),
-        Step("tests", (*PYTEST, "-n", "4", "--dist", "loadfile"), 900, ON_GPU, (0, 1)),
+        Step("tests", (*PYTEST, "-n", "auto", "--dist", "loadfile"), 900, ON_GPU, (0, 1)),
         Step("pair", BENCH, 300),
         *synthetic_steps(replace(FULL, shapes=shapes)),
         *(Step(name, (*BENCH, "--dtype", dtype), 300) for dtype, name in pairs),
