@@ -63,6 +63,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     needs_cpu = item.get_closest_marker("cpu") is not None
     mx.set_default_device(mx.cpu if needs_cpu else CHOSEN)
     device.on_cpu = (lambda: False) if IMITATED and not needs_cpu else ON_CPU
+    if item.get_closest_marker("forks") and mx.cuda.is_available():
+        pytest.skip("a process that has imported MLX for CUDA cannot be forked")
     if item.get_closest_marker("linux") and not sys.platform.startswith("linux"):
         pytest.skip("needs Linux")
 

@@ -293,6 +293,7 @@ for kill in kills:
 """
 
 
+@pytest.mark.forks
 def test_a_run_killed_many_times_gives_the_same_bytes(whole: Path, tmp_path: Path) -> None:
     output = tmp_path / "draft"
     places = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])

@@ -38,6 +38,7 @@ def run_sharded(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.cpu
+@pytest.mark.forks
 @pytest.mark.parametrize("kind", SHAPES)
 def test_processes_that_share_a_model_give_its_outputs(
     kind: str, tmp_path: Path, spiece: bytes

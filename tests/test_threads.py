@@ -288,6 +288,7 @@ ADVICE = (
 )
 
 
+@pytest.mark.forks
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac's libraries forbid such forks")
 def test_forked_processes_work_or_say_what_to_do() -> None:
     done = run_script(FORK)

@@ -19,7 +19,7 @@ from conftest import V1_0, write_checkpoint
 from messages import check_message
 from ranks import Pair, run_ranks
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.forks]
 PROGRAM = ("-m", "speculative_t5")
 PAIR = ("--model", "even", "--draft-model", "draft", "--max-tokens", "12")
 SAMPLED = ("--temperature", "1", "--seed", "3", "--num-draft", "5")
