@@ -26,7 +26,6 @@ from speculative_t5.distill.labels import group, make_batch
 from speculative_t5.distill.training import Training, logits_of
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from checkpoints import refused
 from conftest import EOS, REPOSITORY, tiny_gemma, tiny_model
@@ -159,11 +158,16 @@ def test_a_run_that_diverges_ends(tmp_path: Path) -> None:
     assert not (tmp_path / "draft").exists()
 
 
+def stored(draft: Path) -> dict[str, mx.array]:
+    weights: Any = mx.load(str(draft / "weights.npz"))
+    return weights
+
+
 def test_a_draft_is_rounded_once_whatever_the_targets_type(tmp_path: Path) -> None:
     model = target()
     model.set_dtype(mx.bfloat16)
     go(tmp_path / "draft", model=model)
-    weights = [mx.array(each) for each in np.load(tmp_path / "draft" / "weights.npz").values()]
+    weights = [*stored(tmp_path / "draft").values()]
     assert all(weight.dtype == mx.float16 for weight in weights)
     coarser = [weight.astype(mx.bfloat16).astype(mx.float16) for weight in weights]
     assert not any(mx.array_equal(*pair) for pair in zip(weights, coarser, strict=True))
@@ -181,9 +185,8 @@ def test_a_draft_is_trained_further(whole: Path, tmp_path: Path) -> None:
     weights = [(folder / "weights.npz").read_bytes() for folder in (whole, tmp_path / "second")]
     assert weights[0] == weights[1]
     go(tmp_path / "blocks", options=replace(options, block=3), model=model, start=start)
-    blocks = np.load(tmp_path / "blocks" / "weights.npz")
-    for name, weight in np.load(whole / "weights.npz").items():
-        np.testing.assert_array_equal(blocks[name], weight)
+    blocks = stored(tmp_path / "blocks")
+    assert all(mx.array_equal(blocks[name], weight) for name, weight in stored(whole).items())
     start = load(tmp_path / "blocks", target=model)[0]
     with refused("block must be 3, as the first draft has, got 2"):
         go(tmp_path / "third", options=replace(SHORT, block=2), model=model, start=start)
