@@ -19,7 +19,6 @@ from ..models import (
     EncoderDecoder,
     SharingConfig,
     SharingDraft,
-    T5GemmaConfig,
     copy_layers,
     sample_weights,
 )
@@ -130,10 +129,7 @@ def new_draft(
     if start is not None:
         layers, d_ff = start.own.num_decoder_layers, start.own.d_ff
     else:
-        # Of two narrow layers' tokens more are accepted. But T5Gemma's layers spend most of their
-        # time on attention, and there one whole layer is faster (docs/distill.md).
-        usual = 1 if isinstance(whole, T5GemmaConfig) else 2
-        layers = options.layers or min(usual, whole.num_decoder_layers)
+        layers = options.layers or 1
         narrow = whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model)
         d_ff = options.d_ff or narrow
     draft = SharingDraft(target, SharingConfig(layers, d_ff, options.draft_vocab, options.block))

@@ -44,9 +44,7 @@ class DistillOptions:
         ValueError: If one is out of its range.
     """
 
-    layers: int | None = option(
-        None, "Decoder layers of the draft.", shown="2, or 1 for a T5Gemma", least=1
-    )
+    layers: int | None = option(None, "Decoder layers of the draft.", shown="1", least=1)
     d_ff: int | None = option(
         None,
         "Its feed-forward width.",
