@@ -67,10 +67,10 @@ def all_steps(shapes: Sequence[str]) -> list[Step]:
     return [
         machine_step(),
         Step("doctor", ("python", "-m", "speculative_t5", "doctor"), 300, results=(0, 1)),
-        Step("tests", (*PYTEST, "-n", "auto", "--dist", "loadfile"), 900, ON_GPU, (0, 1)),
         Step("pair", BENCH, 300),
         *synthetic_steps(replace(FULL, shapes=shapes)),
         *(Step(name, (*BENCH, "--dtype", dtype), 300) for dtype, name in pairs),
+        Step("tests", (*PYTEST, "-n", "auto", "--dist", "loadfile"), 900, ON_GPU, (0, 1)),
     ]
 
 
