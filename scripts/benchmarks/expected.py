@@ -5,8 +5,8 @@
 A pass over one token takes the bytes that it reads, by the chip's published bandwidth, and its
 kernels, by what launching one costs; one over more takes a multiple, by a curve for the kind of
 chip. From these follow plain decoding and, by equation 1 of arXiv 2211.17192, speculative decoding
-with the best number of drafted tokens. It is an upper bound: no chip reaches its bandwidth, and the
-host takes no time.
+with the best number of drafted tokens. It is an upper bound: no chip reaches its bandwidth, and a
+Mac's host is taken to need no time.
 """
 
 import io
