@@ -198,7 +198,8 @@ POSITIONS = 256
 # That tests of the loop go through; test_decoder_only.py has the others.
 KINDS = ("t5", "t5gemma", "t5gemma2", "qwen3")
 # A T5 whose draft shares its encoder, and proposes a token or a block in a pass.
-SHARING = {"sharing": 1, "blocks": 2}
+SHARING = {"sharing": 1, "blocks": 2}  # by the block of the draft
+NARROW = {"sharing": None, "blocks": 12}  # and the width of its layers
 PAIRS = (*KINDS, *SHARING)
 # Of two layers over 20 tokens: outputs that vary, some ending by EOS and some at a limit.
 VARIED = {
@@ -226,7 +227,8 @@ def unrelated_pair(kind: str, *, seeds: tuple[int, int] = (0, 1), **options: Any
     target = tiny(kind, seed=seeds[0], **options)
     if kind not in SHARING:
         return target, tiny(kind, seed=seeds[1], **options)
-    config = SharingConfig(options.get("layers", 1), 16, block=SHARING[kind])
+    block = SHARING[kind]
+    config = SharingConfig(options.get("layers", 1), 16, block=block, d_model=NARROW[kind])
     draft = SharingDraft(target, config)
     mx.random.seed(seeds[1])
     draft.apply(lambda x: mx.random.normal(x.shape))
@@ -279,15 +281,22 @@ def output_distribution(
 def tiny_pair(kind: str, *, noise: float = 0.1, **options: Any) -> Any:
     """A tiny random target, and a draft that often agrees with it."""
     target = tiny(kind, **options)
-    return target, tiny_draft(target, noise=noise, block=SHARING.get(kind, 0))
+    if kind not in SHARING:
+        return target, tiny_draft(target, noise=noise)
+    return target, tiny_sharing(target, noise=noise, block=SHARING[kind], d_model=NARROW[kind])
 
 
 def tiny_sharing(
-    target: T5, *, layers: int | None = None, noise: float = 0.1, block: int = 1
+    target: T5,
+    *,
+    layers: int | None = None,
+    noise: float = 0.1,
+    block: int = 1,
+    d_model: int | None = None,
 ) -> SharingDraft:
     """A sharing draft of copies of its target's layers, by default all, with noise on them."""
     depth, d_ff = layers or target.config.num_decoder_layers, target.config.d_ff
-    draft = SharingDraft(target, SharingConfig(depth, d_ff, block=block))
+    draft = SharingDraft(target, SharingConfig(depth, d_ff, block=block, d_model=d_model))
     copy_layers(draft)
     mx.random.seed(99)
     draft.apply(lambda x: x + noise * mx.random.normal(x.shape).astype(x.dtype))

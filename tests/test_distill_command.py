@@ -207,6 +207,7 @@ BAD = {
     ("--minutes", "0"): "minutes must be above 0 and finite, got 0.0",
     ("--steps", "3", "--minutes", "3"): "steps and minutes exclude each other",
     ("--layers", "4"): "layers must be at most 3, the target's own decoder layers, got 4",
+    ("--d-model", "4000"): "d_model must be at most 24, the target's own, got 4000",
     ("--d-ff", "4000"): "d_ff must be at most 40, the target's own, got 4000",
     ("--draft-vocab", "321"): "draft_vocab must be from 2 to 320, got 321",
     ("--loss", "mse"): "loss must be one of ce, kl, got 'mse'",

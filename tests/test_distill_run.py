@@ -23,6 +23,7 @@ from speculative_t5.distill import (
 )
 from speculative_t5.distill import run as stages
 from speculative_t5.distill.labels import group, make_batch
+from speculative_t5.distill.run import check_options
 from speculative_t5.distill.training import Training, logits_of
 
 import mlx.core as mx
@@ -38,15 +39,21 @@ pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("quick")]
 
 
 @pytest.mark.parametrize(
-    ("kind", "block"), [("t5", 1), ("t5", 3), ("t5gemma", 1), ("t5gemma2", 1), ("t5gemma2", 2)]
-)
+    ("kind", "block", "width"),
+    [
+        ("t5", 1, None), ("t5", 3, 12), ("t5gemma", 1, None), ("t5gemma2", 1, None),
+        ("t5gemma2", 2, None),
+    ],
+)  # fmt: skip
 def test_a_draft_learns_and_loads_beside_its_target_alone(
-    kind: str, block: int, tmp_path: Path
+    kind: str, block: int, width: int | None, tmp_path: Path
 ) -> None:
     output, watch, model = tmp_path / "draft", Watch(), target()
     if kind != "t5":
         model = tiny_gemma(kind, vocab_size=20, seed={"t5gemma": 10, "t5gemma2": 5}[kind], layers=2)
-    options = replace(SHORT, steps=80, batch_tokens=300, learning_rate=1e-2, block=block, layers=1)
+    options = replace(
+        SHORT, steps=80, batch_tokens=300, learning_rate=1e-2, block=block, layers=1, d_model=width
+    )
     data = replace(DATA, train=examples(300, 3), valid=examples(100, 2))
     go(output, watch, options, data, model)
     losses = [now.loss for now in watch.of("trained")]
@@ -80,7 +87,8 @@ def test_a_copy_of_all_layers_has_nothing_to_learn(kind: str) -> None:
     if kind == "float16":
         model.set_dtype(mx.float16)
     labels = [Label(e.line, e.prompt, [*e.prompt[:-1], 5, EOS]) for e in DATA.train]
-    options = DistillOptions(layers=3, d_ff=model.config.d_ff, batch_tokens=200, loss="kl")
+    sizes = {"d_ff": model.config.d_ff, "d_model": model.config.d_model}
+    options = DistillOptions(layers=3, **sizes, batch_tokens=200, loss="kl")
     training = Training(new_draft(model, options), labels, options)
     rounded = {"bfloat16": 0.05, "float16": 1e-2, "quantized": 1e-2}  # of the target's passes
     assert abs(training.step(0.0)) < rounded.get(kind, 1e-4)
@@ -180,6 +188,8 @@ def test_a_draft_is_trained_further(whole: Path, tmp_path: Path) -> None:
         go(tmp_path / "second", options=replace(SHORT, layers=2), model=model, start=start)
     with refused("d_ff must be 16, as the first draft has, got 8"):
         go(tmp_path / "second", options=replace(SHORT, d_ff=8), model=model, start=start)
+    with refused("d_model must be 16, as the first draft has, got 8"):
+        go(tmp_path / "second", options=replace(SHORT, d_model=8), model=model, start=start)
     options = replace(SHORT, steps=1, learning_rate=1e-9)  # changes nothing that float16 shows
     go(tmp_path / "second", options=options, model=model, start=start)
     weights = [(folder / "weights.npz").read_bytes() for folder in (whole, tmp_path / "second")]
@@ -349,10 +359,18 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_draft_has_one_whole_layer_or_more_narrow_ones() -> None:
+def test_a_draft_is_narrower_than_a_t5_and_has_whole_feed_forward_in_a_single_layer() -> None:
     target = tiny_model(layers=3, d_ff=40)
-    made = [new_draft(target, DistillOptions(layers=layers)).own for layers in (None, 1, 2)]
+    made = [new_draft(target, DistillOptions(layers=layers)).config for layers in (None, 1, 2)]
     assert [(own.num_decoder_layers, own.d_ff) for own in made] == [(1, 40), (1, 40), (2, 16)]
+    assert {own.d_model for own in made} == {16}
+    assert new_draft(target, DistillOptions(d_model=8)).config.d_model == 8
+    for wide, width in ((96, None), (256, 96), (512, 128)):
+        assert new_draft(tiny_model(d_model=wide), DistillOptions()).own.d_model == width
+    gemma = tiny_gemma("t5gemma2", layers=2)
+    assert new_draft(gemma, DistillOptions()).config.d_model == 16
+    with refused("d_model must be 16, a T5Gemma's own, got 8"):
+        check_options(gemma, DistillOptions(d_model=8))
 
 
 def test_a_run_of_another_version_may_have_kept_more(stopped: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def make_target(kind: str) -> EncoderDecoder:
         gemma.head.cap = 1.0 if kind == "t5gemma" else None  # so low that its lack is seen
         return gemma
     if kind == "tied":
-        return tiny_model(**options, own_head=False, scale_decoder_outputs=True)
+        return tiny_model(**options, **TIED)
     if kind == "quantized":
         model = tiny_model(**options, **WIDE)
         quantize(model, Quantization(8, 32))
@@ -36,13 +36,21 @@ def make_target(kind: str) -> EncoderDecoder:
     return model
 
 
+TIED = {"own_head": False, "scale_decoder_outputs": True}
 GEMMAS = ("t5gemma", "t5gemma2")
-TARGETS = ["plain", "tied", "bias_per_layer", "quantized", "bfloat16", *GEMMAS]
+T5S = ["plain", "tied", "bias_per_layer", "quantized", "bfloat16"]
+TARGETS = [*T5S, *GEMMAS]
 
 
-@pytest.mark.parametrize(("layers", "kind"), [*product([1], TARGETS), (2, "plain")])
-def test_a_draft_computes_the_same_alone_and_beside_its_target(layers: int, kind: str) -> None:
-    draft = tiny_sharing(make_target(kind), layers=layers)
+@pytest.mark.parametrize(
+    ("layers", "kind", "width"),
+    [*product([1], TARGETS, [None]), (2, "plain", None), *product([2], T5S, [7])],
+)
+def test_a_draft_computes_the_same_alone_and_beside_its_target(
+    layers: int, kind: str, width: int | None
+) -> None:
+    draft = tiny_sharing(make_target(kind), layers=layers, d_model=width)
+    assert draft.dtype == draft.target.dtype
     session, beside, contexts = draft.start_both(PROMPTS)
     alone, same = draft.start(PROMPTS)
     assert contexts == same == [[0]] * 3
@@ -140,6 +148,24 @@ def test_a_narrower_feed_forward_keeps_its_heaviest_units(gated: bool) -> None:
     assert mx.allclose(narrow, whole, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("changes", [{"gated": True}, {"bias_per_layer": True}, TIED])
+def test_narrower_hidden_states_keep_what_lies_in_fewer_dimensions(changes: dict[str, Any]) -> None:
+    target = tiny_model(vocab_size=20, layers=2, **changes)
+    used = mx.arange(16) % 4 != 1
+    for name, module in target.named_modules():
+        if name in ("shared", "lm_head"):
+            module.weight = mx.where(used, module.weight, 0)
+        elif name.startswith("decoder") and name.endswith((".out", ".wo")):
+            module.weight = mx.where(used[:, None], module.weight, 0)
+    whole, narrow, too_narrow = (tiny_sharing(target, noise=0, d_model=n) for n in (None, 12, 11))
+    assert narrow.decoder.layers[0].feed_forward.wo.weight.shape == (12, 16)
+    expected, found, other = (
+        output_logits(draft, PROMPTS[0], TOKENS) for draft in (whole, narrow, too_narrow)
+    )
+    assert mx.allclose(found, expected, rtol=1e-3, atol=1e-3)
+    assert not mx.allclose(other, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_each_prompt_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target, encoded = make_target("plain"), []
     encoder = type(target.encoder)
@@ -185,9 +211,10 @@ def test_rows_of_other_prompts_are_drafted_for_as_new_ones() -> None:
             drafter.select(kept)
 
 
-def test_a_draft_follows_its_recompiled_target() -> None:
+@pytest.mark.parametrize("width", [None, 12])
+def test_a_draft_follows_its_recompiled_target(width: int | None) -> None:
     target = make_target("tied")
-    draft = tiny_sharing(target)
+    draft = tiny_sharing(target, d_model=width)
     before = draft.start(PROMPTS[:1])[0].step(mx.array(TOKENS[:1]))
     target.shared.weight = -2 * target.shared.weight
     target.recompile()

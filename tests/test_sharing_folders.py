@@ -44,7 +44,7 @@ def target(here: Path) -> T5:
 
 
 def test_a_folder_holds_the_draft_rounded_to_float16(target: T5, tmp_path: Path) -> None:
-    draft = tiny_sharing(target, layers=2, block=3)
+    draft = tiny_sharing(target, layers=2, block=3, d_model=24)
     for name in ("one", "two"):
         save_draft(tmp_path / name, draft, "target")
     for file in ("config.json", "weights.npz"):
@@ -122,6 +122,8 @@ DAMAGES: list[tuple[dict[str, Any], str]] = [
     ({"num_decoder_layers": 2}, "has no tensor decoder.layers.1."),
     ({"d_ff": 7}, "expected (7, 32)"),
     ({"d_ff": 2**24}, "expected (16777216, 32)"),
+    ({"d_model": 0}, "d_model in config.json is "),
+    ({"d_model": 24}, "expected (24,)"),
     ({"draft_vocab": 1}, "draft_vocab is 1"),
     ({"shares": []}, "shares is []"),
     *(

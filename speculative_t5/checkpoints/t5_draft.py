@@ -14,6 +14,9 @@ from . import tensors
 from .model_folder import ModelFolder, write_folder
 
 SHARED = ["encoder", "embedding", "head"]
+OPTIONAL = {
+    "draft_vocab": models.MAX_SIZE, "block": models.MOST_BLOCK, "d_model": models.MAX_SIZE
+}  # fmt: skip
 AGAIN = "copy or distill the draft again"
 
 
@@ -100,8 +103,11 @@ def _read_config(folder: ModelFolder) -> tuple[SharingConfig, str]:
     try:
         depth = models.read_size(raw, "num_decoder_layers", models.MAX_LAYERS)
         d_ff = models.read_size(raw, "d_ff")
-        vocab = models.read_size(raw, "draft_vocab") if raw.get("draft_vocab") is not None else None
-        block = models.read_size(raw, "block", models.MOST_BLOCK) if "block" in raw else 1
+        others = {
+            name: models.read_size(raw, name, most)
+            for name, most in OPTIONAL.items()
+            if raw.get(name) is not None
+        }
     except ValueError as error:
         raise ValueError(f"{folder.path}: {error}; {AGAIN}") from error
-    return SharingConfig(depth, d_ff, vocab, block), sample
+    return SharingConfig(depth, d_ff, **others), sample

@@ -19,6 +19,7 @@ from ..models import (
     EncoderDecoder,
     SharingConfig,
     SharingDraft,
+    T5Config,
     copy_layers,
     sample_weights,
 )
@@ -39,6 +40,7 @@ SAVE_EVERY, SAVE_SECONDS = 100, 60.0  # steps or seconds between saved states
 CHECKS = 20  # times that tokens per pass are measured, at most
 CHECK_DRAFT = 5  # the number of drafted tokens they are measured at
 DIGITS = 12  # of digests
+NARROWEST = 96  # width of drafts for a T5, which otherwise have a quarter of their target's
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,14 @@ def check_options(
         )
     if options.d_ff is not None and options.d_ff > (most := config.d_ff):
         raise ValueError(f"d_ff must be at most {most}, the target's own, got {options.d_ff}")
+    if options.d_model is not None and options.d_model > (most := config.d_model):
+        raise ValueError(f"d_model must be at most {most}, the target's own, got {options.d_model}")
+    config.of_draft(1, config.d_ff, options.d_model)  # which refuses a width for a T5Gemma
     if vocab is not None and not (least := target.info.eos_token_id + 1) <= vocab <= size:
         raise ValueError(f"draft_vocab must be from {least} to {size}, got {vocab}")
     if start is not None:
-        own = {"layers": start.own.num_decoder_layers, "d_ff": start.own.d_ff}
+        sizes = start.config
+        own = {"layers": sizes.num_decoder_layers, "d_ff": sizes.d_ff, "d_model": sizes.d_model}
         for name, has in own.items():
             if (asked := getattr(options, name)) not in (None, has):
                 raise ValueError(f"{name} must be {has}, as the first draft has, got {asked}")
@@ -125,18 +131,19 @@ def new_draft(
     target: EncoderDecoder, options: DistillOptions, start: SharingDraft | None = None
 ) -> SharingDraft:
     """Return a draft with copies of the target's layers, or of the draft to start from."""
-    whole = target.config
+    ids, block = options.draft_vocab, options.block
     if start is not None:
-        layers, d_ff = start.own.num_decoder_layers, start.own.d_ff
-    else:
-        layers = options.layers or 1
-        narrow = whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model)
-        d_ff = options.d_ff or narrow
-    draft = SharingDraft(target, SharingConfig(layers, d_ff, options.draft_vocab, options.block))
-    if start is None:
-        copy_layers(draft)
-    else:
+        draft = SharingDraft(target, replace(start.own, draft_vocab=ids, block=block))
         draft.update(start.parameters())
+        return draft
+    whole, layers = target.config, options.layers or 1
+    d_ff = options.d_ff or (whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model))
+    width = options.d_model
+    if width is None and isinstance(whole, T5Config):
+        width = min(whole.d_model, max(whole.d_model // 4, NARROWEST))
+    own = None if width == whole.d_model else width
+    draft = SharingDraft(target, SharingConfig(layers, d_ff, ids, block, own))
+    copy_layers(draft)
     return draft
 
 

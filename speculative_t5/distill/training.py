@@ -51,6 +51,12 @@ class DistillOptions:
         shown="d_model, or d_ff for one layer",
         least=1,
     )
+    d_model: int | None = option(
+        None,
+        "Width of its layers.",
+        shown="a quarter of a T5's, at least 96; a T5Gemma's own",
+        least=1,
+    )
     steps: int | None = option(
         None, "Steps to train.", shown=f"{DEFAULT_STEPS} without --minutes", least=1
     )
@@ -262,14 +268,15 @@ def logits_of(target: EncoderDecoder, batch: LabelBatch) -> Callable[[int, int],
 
 
 def last_hidden(draft: SharingDraft, batch: LabelBatch) -> mx.array:
-    """Return what the draft's output matrix multiplies at each of the batch's positions, (P, d)."""
+    """Return what the target's output matrix multiplies at each position to learn, (P, d)."""
     block, size = draft.own.block, draft.info.vocab_size
     masks = [mx.full(batch.fed.shape, size + i, mx.int32) for i in range(block - 1)]
     embedded = draft.embed(mx.concatenate([batch.fed, *masks], axis=1))
     read = [x.astype(mx.float32) for x in (embedded, batch.memory, batch.mask)]
     x = draft.decoder.whole(*read, block)
     x = x.reshape(-1, x.shape[-1])[batch.positions]
-    hidden: mx.array = draft.decoder.norm(x) * draft.target.head.scale
+    x = draft.decoder.norm(x) * draft.target.head.scale
+    hidden: mx.array = draft.widen(x) if draft.own.d_model else x
     return hidden
 
 
@@ -356,11 +363,11 @@ def training_memory(
     token = config.num_decoder_layers * (WIDTH * config.d_model + INNER * inner + SCORES * scores)
     numbers = OWN * own_parameters(draft) + options.batch_tokens / 2 * block * token
     numbers += HEADS[options.loss != "ce"] * LOGITS
-    output = draft.target.output
+    output, wide = draft.target.output, draft.target.config.d_model
     if hasattr(output, "scales") or output.weight.dtype != mx.float32:
         ids = draft.own.draft_vocab or draft.info.vocab_size
-        numbers += ids * config.d_model  # a copy in float32
-    kept = min(KEPT, prompts * length * config.d_model * draft.target.dtype.size)
+        numbers += ids * wide  # a copy in float32
+    kept = min(KEPT, prompts * length * wide * draft.target.dtype.size)
     return sum(weight.nbytes for weight in _weights(draft.target)) + round(4 * numbers + kept)
 
 

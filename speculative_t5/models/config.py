@@ -178,10 +178,11 @@ class T5Config:
     def eos_token_ids(self) -> tuple[int, ...]:
         return (self.eos_token_id,)
 
-    def of_draft(self, num_layers: int, d_ff: int) -> T5Config:
-        """Return the config of a draft: `num_layers` decoder layers, with `d_ff` units each."""
+    def of_draft(self, num_layers: int, d_ff: int, d_model: int | None = None) -> T5Config:
+        """Return the config of a draft: its decoder layers, their units, and width if not this."""
+        width = d_model or self.d_model
         return dataclasses.replace(
-            self, num_decoder_layers=num_layers, d_ff=d_ff, quantization=None
+            self, num_decoder_layers=num_layers, d_ff=d_ff, d_model=width, quantization=None
         )
 
     @classmethod

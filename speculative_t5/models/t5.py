@@ -341,12 +341,14 @@ class CompiledModel(nn.Module):
 
     def logits(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
         """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
-        return self.score("logits", x, vocab_size)
+        return self.score("logits", x, vocab_size, self.output)
 
-    def score(self, kind: HeadOutput, x: mx.array, vocab_size: int | None) -> mx.array:
-        """Return logits, as `logits` does, or the best ids, (B, L) int32."""
+    def score(
+        self, kind: HeadOutput, x: mx.array, vocab_size: int | None, output: nn.Module
+    ) -> mx.array:
+        """Return logits by `output`, as `logits` does, or the best ids, (B, L) int32."""
         size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
-        scores: mx.array = self.head(kind, x, self.decoder.norm, self.output, size)
+        scores: mx.array = self.head(kind, x, self.decoder.norm, output, size)
         return scores
 
     @property

@@ -26,6 +26,14 @@ MOST_BLOCK = 16  # tokens
 SOME = 1000  # tokens whose embeddings tell how large those of masks should be
 CLOSE = 1.3 * 2.0**-8  # relative: rounding to bfloat16, and to float16 there and here
 TINY = 2e-7  # float16's rounding of the smallest numbers
+# The matrices of a T5's layer that read hidden states, each with the norm before it, and those that
+# add to them.
+READ = {
+    "self_attention.qkv.weight": "self_norm.weight",
+    "cross_attention.q.weight": "cross_norm.weight",
+    "feed_forward.wi.weight": "feed_forward_norm.weight",
+}
+WRITTEN = "self_attention.out.weight", "cross_attention.out.weight", "feed_forward.wo.weight"
 _SAMPLE = re.compile(rf"([0-9a-f]{{16}})\.((?:[0-9a-f]{{{4 * (PLACES + 1)}}})+)")
 
 
@@ -37,6 +45,7 @@ class SharingConfig:
     d_ff: int  # all other sizes are the target's
     draft_vocab: int | None = None  # it proposes only ids below this; None for all
     block: int = 1  # tokens that a pass proposes
+    d_model: int | None = None  # the width of its layers; None for the target's
 
 
 def _of_target(name: str) -> Any:
@@ -52,6 +61,10 @@ class SharingDraft(CompiledModel):
     copied (`copy_layers`). In the decoding loop it reads the encoding that the target has made of
     each prompt (`start_both`); alone (`start`), it has the target's encoder read the prompts.
 
+    The layers may be narrower than the target's: one matrix then leads from its embeddings to their
+    width, another one back to what its output head reads. A compiled draft has the product of the
+    second and the output matrix, so that its head reads less, too.
+
     A draft of blocks proposes several tokens in a pass (PARD, arXiv 2504.18583): masks follow the
     last token. It has embeddings for them, and their ids come after those of tokens.
     """
@@ -60,11 +73,18 @@ class SharingDraft(CompiledModel):
         super().__init__()
         device.enter_thread()
         self.own = config
-        self.config = target.config.of_draft(config.num_decoder_layers, config.d_ff)
+        self.config = target.config.of_draft(config.num_decoder_layers, config.d_ff, config.d_model)
         self._target = (target,)  # MLX does not look into tuples: its weights are not the draft's
         self._compiled_with: CompiledDecoder | None = None  # the target's, of the same weights
         self.decoder = type(target.decoder)(self.config)
-        self.decoder.set_dtype(target.dtype)
+        if config.d_model:
+            wide = target.config.d_model
+            for layer in self.decoder.layers:
+                attention = layer.cross_attention
+                attention.kv = nn.Linear(wide, len(attention.kv.weight), bias=False)
+            self.narrow = nn.Linear(wide, config.d_model, bias=False)
+            self.widen = nn.Linear(config.d_model, wide, bias=False)
+        self.set_dtype(target.dtype)
         if config.block > 1:  # random masks, as large as tokens are
             tokens = target.embed(mx.arange(min(SOME, self.config.vocab_size))[None])
             size = mx.sqrt(mx.mean(mx.square(tokens.astype(mx.float32))))
@@ -76,7 +96,17 @@ class SharingDraft(CompiledModel):
         """The model that this draft belongs to."""
         return self._target[0]
 
-    encode, head, output = map(_of_target, ("encode", "head", "output"))
+    encode, head = map(_of_target, ("encode", "head"))
+
+    @property
+    def output(self) -> nn.Module:
+        """The output matrix, as wide as the draft's layers; each use computes a narrow one."""
+        matrix = self.target.output
+        if self.own.d_model is None:
+            return matrix
+        narrow = nn.Linear(self.own.d_model, self.config.vocab_size, bias=False)
+        narrow.weight = plain_weight(matrix) @ self.widen.weight
+        return narrow
 
     @property
     def info(self) -> ModelInfo:
@@ -84,7 +114,11 @@ class SharingDraft(CompiledModel):
         return replace(self.target.info, block=self.own.block)
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Embed tokens, and masks among them: (B, L) int32 -> (B, L, d_model)."""
+        """Embed tokens, and masks among them: (B, L) int32 -> (B, L, d_model of its layers)."""
+        embedded = self._embed(tokens)
+        return self.narrow(embedded) if self.own.d_model else embedded
+
+    def _embed(self, tokens: mx.array) -> mx.array:
         if self.own.block == 1:
             return self.target.embed(tokens)
         size = self.config.vocab_size
@@ -123,16 +157,25 @@ def copy_layers(draft: SharingDraft) -> None:
     """Make the draft's layers copies of its target's, evenly spaced, the last among them.
 
     A single layer is a copy of the target's last. Quantized matrices are dequantized. Where the
-    draft's feed-forward layers are narrower, they keep the units with the largest weights.
+    draft's feed-forward layers are narrower, they keep the units with the largest weights. Narrower
+    hidden states keep the principal components of the output matrix's rows (SliceGPT,
+    arXiv 2401.15024, where they are those of hidden states).
     """
     target, depth = draft.target.decoder, draft.own.num_decoder_layers
-    config = draft.config
-    chosen = spread(depth, len(target.layers))
+    config, width = draft.config, draft.own.d_model
+    chosen, norm = spread(depth, len(target.layers)), target.norm.weight
+    if width:
+        rows = plain_weight(draft.target.output).astype(mx.float32)
+        basis = mx.linalg.eigh(rows.T @ rows, stream=mx.cpu)[1][:, -width:]
+        draft.narrow.weight, draft.widen.weight = basis.T, norm[:, None] * basis
+        norm = _flat_norm(basis)
     for layer, number in zip(draft.decoder.layers, chosen, strict=True):
         modules = target.layers[number].named_modules()
         weights = {f"{name}.weight": plain_weight(m) for name, m in modules if "weight" in m}
-        layer.load_weights([*_narrowed(weights, draft.own.d_ff, gated=config.gated).items()])
-    draft.decoder.norm.weight = target.norm.weight
+        weights = _narrowed(weights, draft.own.d_ff, gated=config.gated)
+        layer.load_weights([*(_projected(weights, basis) if width else weights).items()])
+    draft.decoder.norm.weight = norm
+    draft.set_dtype(draft.target.dtype)
     if "position_bias" not in target:
         return
     bias = target.position_bias
@@ -153,6 +196,26 @@ def _narrowed(weights: dict[str, mx.array], d_ff: int, *, gated: bool) -> dict[s
     kept = mx.sort(mx.argsort(-sizes)[:d_ff])
     narrow = {inner: wi[:, kept].reshape(-1, wi.shape[2]), outer: weights[outer][:, kept]}
     return weights | narrow
+
+
+def _projected(weights: dict[str, mx.array], basis: mx.array) -> dict[str, mx.array]:
+    """Rewrite a T5 layer's weights for hidden states in a basis (d_model, narrower width)."""
+    changed = {}
+    for matrix, norm in READ.items():
+        changed[matrix] = weights[matrix] * weights[norm] @ basis
+        changed[norm] = _flat_norm(basis)
+    for matrix in WRITTEN:
+        changed[matrix] = basis.T @ weights[matrix]
+    return weights | changed
+
+
+def _flat_norm(basis: mx.array) -> mx.array:
+    """Return the weight of a norm, whose own is in other matrices, for states in a basis.
+
+    Of hidden states within the basis, it makes what the norm of their whole width made.
+    """
+    wide, narrow = basis.shape
+    return mx.full(narrow, (wide / narrow) ** 0.5)
 
 
 def plain_weight(module: nn.Module, rows: Any = slice(None)) -> mx.array:

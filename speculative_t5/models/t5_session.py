@@ -188,9 +188,10 @@ class CompiledDecoder:
         wider = next((each for each in HEAD_SIZES if each >= size), size)
         if wider > size and not device.on_cpu():
             self.decoder = self.decoder.padded(wider)
-        self._tables = self.decoder.tables()
+        self._tables, self._output = self.decoder.tables(), model.output
         # What has not been evaluated would be computed again in every pass.
-        mx.eval(model.parameters(), self.decoder.parameters(), self._tables)
+        constants = model.parameters(), self.decoder.parameters(), self._output.parameters()
+        mx.eval(*constants, self._tables)
         self._functions = _Functions()
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -231,4 +232,4 @@ class CompiledDecoder:
     ) -> tuple[mx.array, list[mx.array]]:
         model, inputs = self.model, (*others, self._tables)
         x, cache = self.decoder(model.embed(tokens), *inputs)
-        return model.score(output, x, vocab_size), cache
+        return model.score(output, x, vocab_size, self._output), cache
