@@ -19,7 +19,6 @@ from ..models import (
     EncoderDecoder,
     SharingConfig,
     SharingDraft,
-    T5Config,
     copy_layers,
     sample_weights,
 )
@@ -40,7 +39,7 @@ SAVE_EVERY, SAVE_SECONDS = 100, 60.0  # steps or seconds between saved states
 CHECKS = 20  # times that tokens per pass are measured, at most
 CHECK_DRAFT = 5  # the number of drafted tokens they are measured at
 DIGITS = 12  # of digests
-NARROWEST = 96  # width of drafts for a T5, which otherwise have a quarter of their target's
+NARROWEST = 96  # width of drafts, which otherwise have a quarter of their target's
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,6 @@ def check_options(
         raise ValueError(f"d_ff must be at most {most}, the target's own, got {options.d_ff}")
     if options.d_model is not None and options.d_model > (most := config.d_model):
         raise ValueError(f"d_model must be at most {most}, the target's own, got {options.d_model}")
-    config.of_draft(1, config.d_ff, options.d_model)  # which refuses a width for a T5Gemma
     if vocab is not None and not (least := target.info.eos_token_id + 1) <= vocab <= size:
         raise ValueError(f"draft_vocab must be from {least} to {size}, got {vocab}")
     if start is not None:
@@ -138,9 +136,7 @@ def new_draft(
         return draft
     whole, layers = target.config, options.layers or 1
     d_ff = options.d_ff or (whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model))
-    width = options.d_model
-    if width is None and isinstance(whole, T5Config):
-        width = min(whole.d_model, max(whole.d_model // 4, NARROWEST))
+    width = options.d_model or min(whole.d_model, max(whole.d_model // 4, NARROWEST))
     own = None if width == whole.d_model else width
     draft = SharingDraft(target, SharingConfig(layers, d_ff, ids, block, own))
     copy_layers(draft)

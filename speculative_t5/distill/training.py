@@ -54,7 +54,7 @@ class DistillOptions:
     d_model: int | None = option(
         None,
         "Width of its layers.",
-        shown="a quarter of a T5's, at least 96; a T5Gemma's own",
+        shown="a quarter of the target's, at least 96",
         least=1,
     )
     steps: int | None = option(

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import device
 from ..decoding import ModelInfo, fingerprint
-from .config import spread
+from .config import T5Config, spread
 from .t5 import COMPILING, CompiledModel, EncoderDecoder
 from .t5_parallel import split_of
 from .t5_session import CompiledDecoder, SharingSession, T5Session, read_sources
@@ -26,14 +26,20 @@ MOST_BLOCK = 16  # tokens
 SOME = 1000  # tokens whose embeddings tell how large those of masks should be
 CLOSE = 1.3 * 2.0**-8  # relative: rounding to bfloat16, and to float16 there and here
 TINY = 2e-7  # float16's rounding of the smallest numbers
-# The matrices of a T5's layer that read hidden states, each with the norm before it, and those that
-# add to them.
+# The matrices of a layer that read hidden states, each with the norm before it, and those that add
+# to them, each with the norm after it, which T5Gemmas have.
 READ = {
     "self_attention.qkv.weight": "self_norm.weight",
+    "self_attention.q.weight": "self_norm.weight",
+    "self_attention.kv.weight": "self_norm.weight",
     "cross_attention.q.weight": "cross_norm.weight",
     "feed_forward.wi.weight": "feed_forward_norm.weight",
 }
-WRITTEN = "self_attention.out.weight", "cross_attention.out.weight", "feed_forward.wo.weight"
+WRITTEN = {
+    "self_attention.out.weight": "self_post_norm.weight",
+    "cross_attention.out.weight": "cross_post_norm.weight",
+    "feed_forward.wo.weight": "feed_forward_post_norm.weight",
+}
 _SAMPLE = re.compile(rf"([0-9a-f]{{16}})\.((?:[0-9a-f]{{{4 * (PLACES + 1)}}})+)")
 
 
@@ -79,9 +85,10 @@ class SharingDraft(CompiledModel):
         self.decoder = type(target.decoder)(self.config)
         if config.d_model:
             wide = target.config.d_model
-            for layer in self.decoder.layers:
-                attention = layer.cross_attention
-                attention.kv = nn.Linear(wide, len(attention.kv.weight), bias=False)
+            if isinstance(self.config, T5Config):
+                for layer in self.decoder.layers:
+                    attention = layer.cross_attention
+                    attention.kv = nn.Linear(wide, len(attention.kv.weight), bias=False)
             self.narrow = nn.Linear(wide, config.d_model, bias=False)
             self.widen = nn.Linear(config.d_model, wide, bias=False)
         self.set_dtype(target.dtype)
@@ -199,13 +206,25 @@ def _narrowed(weights: dict[str, mx.array], d_ff: int, *, gated: bool) -> dict[s
 
 
 def _projected(weights: dict[str, mx.array], basis: mx.array) -> dict[str, mx.array]:
-    """Rewrite a T5 layer's weights for hidden states in a basis (d_model, narrower width)."""
+    """Rewrite a layer's weights for hidden states in a basis (d_model, narrower width).
+
+    The weights of norms before matrices become part of these. Those after matrices, too, but the
+    norm then sees what they made larger or smaller: a T5Gemma's layer is approximated.
+    """
     changed = {}
     for matrix, norm in READ.items():
-        changed[matrix] = weights[matrix] * weights[norm] @ basis
-        changed[norm] = _flat_norm(basis)
-    for matrix in WRITTEN:
-        changed[matrix] = basis.T @ weights[matrix]
+        if matrix in weights:
+            changed[matrix] = weights[matrix] * weights[norm] @ basis
+            changed[norm] = _flat_norm(basis)
+    for matrix, norm in WRITTEN.items():
+        if (weight := weights.get(matrix)) is None:
+            continue
+        if (scales := weights.get(norm)) is not None:
+            weight = scales[:, None] * weight
+            changed[norm] = mx.sqrt(mx.mean(mx.square(scales))) * _flat_norm(basis)
+        changed[matrix] = basis.T @ weight
+    if "cross_norm.weight" not in weights:  # a merged layer, which reads the memory, too
+        changed["memory_kv.weight"] = weights["self_attention.kv.weight"]
     return weights | changed
 
 

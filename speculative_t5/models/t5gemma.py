@@ -7,6 +7,7 @@ x + norm(f(norm(x))). Gemma's norms multiply by 1 + w: `weight` is that sum here
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import NamedTuple
 
@@ -190,11 +191,22 @@ class MergedDecoderLayer(Layer):
     """A layer with one attention to itself and to the encoder's memory together (T5Gemma 2).
 
     Both give their keys and values by the same matrices, those of the memory without a position.
+    Only a draft's layer that is narrower than the memory has one of its own for it.
     """
+
+    def __init__(self, config: T5GemmaConfig, stack: StackConfig, layer_type: str) -> None:
+        super().__init__(config, stack, layer_type)
+        memory_size = config.encoder.hidden_size
+        if stack.hidden_size != memory_size:
+            self.memory_kv = nn.Linear(memory_size, len(self.self_attention.kv.weight), bias=False)
 
     def read(self, memory: mx.array, width: int | None = None) -> mx.array:
         """Encoder's memory (B, S, d) -> keys and values (2, B, H / G, `width` or S, D)."""
-        return self.self_attention.source(memory, width)
+        attention = self.self_attention
+        if "memory_kv" in self:
+            attention = copy(attention)
+            attention.kv = self.memory_kv
+        return attention.source(memory, width)
 
     def __call__(
         self, x: mx.array, step: Step, cache: mx.array | None, source: mx.array

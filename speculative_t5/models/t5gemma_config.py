@@ -109,12 +109,13 @@ class T5GemmaConfig:
         return self.eos_token_ids[0]
 
     def of_draft(self, num_layers: int, d_ff: int, d_model: int | None = None) -> T5GemmaConfig:
-        """Return the config of a draft: `num_layers` of the decoder's, with `d_ff` units each."""
-        if d_model not in (None, self.d_model):
-            raise ValueError(f"d_model must be {self.d_model}, a T5Gemma's own, got {d_model}")
+        """Return the config of a draft, as `T5Config.of_draft` does, with evenly spaced layers."""
         kept = spread(num_layers, self.num_decoder_layers)
         types = tuple(self.decoder.layer_types[i] for i in kept)
-        decoder = dataclasses.replace(self.decoder, layer_types=types, intermediate_size=d_ff)
+        width = d_model or self.d_model
+        decoder = dataclasses.replace(
+            self.decoder, layer_types=types, intermediate_size=d_ff, hidden_size=width
+        )
         return dataclasses.replace(self, decoder=decoder, quantization=None)
 
     @classmethod
