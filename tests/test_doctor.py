@@ -171,7 +171,7 @@ def unlike(monkeypatch: pytest.MonkeyPatch) -> None:
     real = T5.score
     monkeypatch.setattr(
         T5, "score",
-        lambda self, kind, x, size: real(self, kind, changed(x) if x.shape[1] > 1 else x, size),
+        lambda self, kind, x, *rest: real(self, kind, changed(x) if x.shape[1] > 1 else x, *rest),
     )  # fmt: skip
 
 

@@ -341,12 +341,13 @@ class CompiledModel(nn.Module):
 
     def logits(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
         """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
-        return self.score("logits", x, vocab_size, self.output)
+        return self.score("logits", x, vocab_size)
 
     def score(
-        self, kind: HeadOutput, x: mx.array, vocab_size: int | None, output: nn.Module
+        self, kind: HeadOutput, x: mx.array, vocab_size: int | None, output: nn.Module | None = None
     ) -> mx.array:
-        """Return logits by `output`, as `logits` does, or the best ids, (B, L) int32."""
+        """Return logits or the best ids, (B, L) int32; `output` is what `self.output` gave."""
+        output = self.output if output is None else output
         size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
         scores: mx.array = self.head(kind, x, self.decoder.norm, output, size)
         return scores
