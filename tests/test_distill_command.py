@@ -124,7 +124,7 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
     given, wanted = map(int, re.findall(r"\d+", lines[1]))
     assert "have completions" in lines[1] and given + wanted == 40 and given > 10
     assert lines[2:4] == [
-        "the draft: 2 layers, 0.0 M parameters of its own, 0.0 MB",
+        "the draft: 2 layers of width 24, 0.0 M parameters of its own, 0.0 MB",
         "training: 2,000 steps of 2,048 tokens, loss ce",
     ]
     assert re.fullmatch(r"memory for training: about [\d.]+ GB, .*", lines[4])

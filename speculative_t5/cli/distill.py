@@ -254,9 +254,9 @@ def _plan(
     if given:
         yield f"{given:,} have completions, and outputs are generated for {usable - given:,}"
     draft = distilling.new_draft(target, options)
-    own = distilling.own_parameters(draft)
+    own, sizes = distilling.own_parameters(draft), draft.config
     yield (
-        f"the draft: {count(draft.own.num_decoder_layers, 'layer')}, "
+        f"the draft: {count(sizes.num_decoder_layers, 'layer')} of width {sizes.d_model}, "
         f"{own / 1e6:,.1f} M parameters of its own, {2 * own / 1e6:,.1f} MB"
     )
     steps = f"{options.num_steps:,} steps" if options.num_steps else f"{options.minutes:g} minutes"
