@@ -368,6 +368,16 @@ def test_a_draft_is_narrower_than_its_target_and_has_whole_feed_forward_in_a_sin
         assert new_draft(tiny_model(d_model=wide), DistillOptions()).own.d_model == width
 
 
+def test_a_run_of_a_version_without_widths_is_not_resumed(stopped: Path, tmp_path: Path) -> None:
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "draft.distill" / "run.json"
+    state = json.loads(path.read_text())
+    del state["settings"]["d_model"]
+    path.write_text(json.dumps(state))
+    with refused("was started with no --d-model, and this one has --d-model 16"):
+        go(tmp_path / "draft")
+
+
 def test_a_run_of_another_version_may_have_kept_more(stopped: Path, tmp_path: Path) -> None:
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "draft.distill" / "run.json"

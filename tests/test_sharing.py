@@ -169,6 +169,11 @@ def test_narrower_hidden_states_keep_what_lies_in_fewer_dimensions(changes: Any)
     assert not mx.allclose(other, expected, rtol=1e-3, atol=1e-3)
 
 
+def test_narrow_layers_are_narrower_than_the_target() -> None:
+    with refused("d_model must be below 16, the target's, got 16"):
+        SharingDraft(make_target("t5gemma2"), SharingConfig(1, 16, d_model=16))
+
+
 def test_each_prompt_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target, encoded = make_target("plain"), []
     encoder = type(target.encoder)

@@ -135,7 +135,6 @@ def distill(
         raise ValueError(
             f"{model} is no T5 or T5Gemma, for which drafts are trained: choose another model"
         )
-    distilling.check_options(target, options)
     encoder = PromptEncoder(target, tokenizer, prefix=prefix, max_source_length=max_source_length)
     prompts = distilling.read_data(
         data, encoder, tokenizer, field=field, form=cast(Format | None, format),
@@ -143,9 +142,6 @@ def distill(
     )  # fmt: skip
     previous = draft_of(model, draft_model)
     previous_name = Path(previous).name if previous else ""
-    if dry_run:
-        print("\n".join(_plan(target, options, prompts, output, previous_name)))
-        return
     draft: LanguageModel | Literal["lookup"] | None = "lookup" if previous == "lookup" else None
     if previous and draft is None:
         draft = load(previous, dtype=target.dtype, target=target)[0]
@@ -154,6 +150,10 @@ def distill(
     if not isinstance(start, SharingDraft | None):
         raise ValueError(f"{start_from} is a whole model, expected a draft that `distill` has made")
     task = distilling.Task(target, tokenizer, name, draft, previous_name, start)
+    distilling.check_options(target, options, start)
+    if dry_run:
+        print("\n".join(_plan(task, options, prompts, output)))
+        return
     read_by = {
         "prefix": encoder.prefix, "field": field, "format": format,
         "max_source_length": max_source_length,
@@ -238,11 +238,10 @@ def _result(folder: Path, judgement: distilling.Judgement, command: list[str]) -
 
 
 def _plan(
-    target: EncoderDecoder,
+    task: distilling.Task,
     options: distilling.DistillOptions,
     data: distilling.Data,
     output: Path,
-    other: str,
 ) -> Iterator[str]:
     """Yield lines that say what a run would do."""
     usable = len(data.train) + len(data.valid)
@@ -253,7 +252,7 @@ def _plan(
     given = sum(each.completion is not None for each in data.train)
     if given:
         yield f"{given:,} have completions, and outputs are generated for {usable - given:,}"
-    draft = distilling.new_draft(target, options)
+    draft = distilling.new_draft(task.target, options, task.start)
     own, sizes = distilling.own_parameters(draft), draft.config
     yield (
         f"the draft: {count(sizes.num_decoder_layers, 'layer')} of width {sizes.d_model}, "
@@ -265,6 +264,7 @@ def _plan(
     length = sum(len(each.prompt) for each in data.train) / prompts
     memory = distilling.training_memory(draft, options, prompts, length)
     yield f"memory for training: about {memory / 1e9:.1f} GB, the target's weights included"
+    other = task.previous_name
     yield f"compared with: plain decoding{f' and {other}' if other else ''}"
     begun = distilling.RunFolder(output).path
     yield f"output: {output}" + (f", resuming the run in {begun}" if begun.exists() else "")

@@ -39,7 +39,7 @@ SAVE_EVERY, SAVE_SECONDS = 100, 60.0  # steps or seconds between saved states
 CHECKS = 20  # times that tokens per pass are measured, at most
 CHECK_DRAFT = 5  # the number of drafted tokens they are measured at
 DIGITS = 12  # of digests
-NARROWEST = 96  # width of drafts, which otherwise have a quarter of their target's
+NARROWEST = 96  # the least width of a draft by default; otherwise a quarter of its target's
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ def distill(
     settings = {
         **asdict(replace(options, steps=options.num_steps)),
         **read_by,
+        "d_model": width_of(task.target, options, task.start),
         "dtype": dtype_name(task.target.dtype),
         "data": data.digest[:DIGITS],
         "target": sha256(sample_weights(task.target).encode()).hexdigest()[:DIGITS],
@@ -125,6 +126,16 @@ def check_options(
             raise ValueError(f"block must be {has}, as the first draft has, got {options.block}")
 
 
+def width_of(
+    target: EncoderDecoder, options: DistillOptions, start: SharingDraft | None = None
+) -> int:
+    """Return the width of the draft's layers."""
+    whole = target.config.d_model
+    if start is not None:
+        return start.config.d_model
+    return options.d_model or min(whole, max(whole // 4, NARROWEST))
+
+
 def new_draft(
     target: EncoderDecoder, options: DistillOptions, start: SharingDraft | None = None
 ) -> SharingDraft:
@@ -136,7 +147,7 @@ def new_draft(
         return draft
     whole, layers = target.config, options.layers or 1
     d_ff = options.d_ff or (whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model))
-    width = options.d_model or min(whole.d_model, max(whole.d_model // 4, NARROWEST))
+    width = width_of(target, options)
     own = None if width == whole.d_model else width
     draft = SharingDraft(target, SharingConfig(layers, d_ff, ids, block, own))
     copy_layers(draft)

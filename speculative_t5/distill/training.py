@@ -48,7 +48,7 @@ class DistillOptions:
     d_ff: int | None = option(
         None,
         "Its feed-forward width.",
-        shown="d_model, or d_ff for one layer",
+        shown="the target's d_model, or its d_ff for one layer",
         least=1,
     )
     d_model: int | None = option(

@@ -48,10 +48,10 @@ class SharingConfig:
     """The sizes of a sharing draft's own part, and the ids that it may propose."""
 
     num_decoder_layers: int
-    d_ff: int  # all other sizes are the target's
+    d_ff: int  # sizes that are not here are the target's
     draft_vocab: int | None = None  # it proposes only ids below this; None for all
     block: int = 1  # tokens that a pass proposes
-    d_model: int | None = None  # the width of its layers; None for the target's
+    d_model: int | None = None  # the width of narrower layers; None for the target's
 
 
 def _of_target(name: str) -> Any:
@@ -69,7 +69,7 @@ class SharingDraft(CompiledModel):
 
     The layers may be narrower than the target's: one matrix then leads from its embeddings to their
     width, another one back to what its output head reads. A compiled draft has the product of the
-    second and the output matrix, so that its head reads less, too.
+    second and the output matrix, not quantized, so that its head is as narrow as its layers.
 
     A draft of blocks proposes several tokens in a pass (PARD, arXiv 2504.18583): masks follow the
     last token. It has embeddings for them, and their ids come after those of tokens.
@@ -85,6 +85,10 @@ class SharingDraft(CompiledModel):
         self.decoder = type(target.decoder)(self.config)
         if config.d_model:
             wide = target.config.d_model
+            if config.d_model >= wide:
+                raise ValueError(
+                    f"d_model must be below {wide}, the target's, got {config.d_model}"
+                )
             if isinstance(self.config, T5Config):
                 for layer in self.decoder.layers:
                     attention = layer.cross_attention
@@ -165,8 +169,8 @@ def copy_layers(draft: SharingDraft) -> None:
 
     A single layer is a copy of the target's last. Quantized matrices are dequantized. Where the
     draft's feed-forward layers are narrower, they keep the units with the largest weights. Narrower
-    hidden states keep the principal components of the output matrix's rows (SliceGPT,
-    arXiv 2401.15024, where they are those of hidden states).
+    hidden states are the target's, projected onto the leading principal components of the output
+    matrix's rows (SliceGPT, arXiv 2401.15024, takes those of hidden states).
     """
     target, depth = draft.target.decoder, draft.own.num_decoder_layers
     config, width = draft.config, draft.own.d_model
