@@ -135,6 +135,10 @@ def distill(
         raise ValueError(
             f"{model} is no T5 or T5Gemma, for which drafts are trained: choose another model"
         )
+    start = load(start_from, dtype=target.dtype, target=target)[0] if start_from else None
+    if not isinstance(start, SharingDraft | None):
+        raise ValueError(f"{start_from} is a whole model, expected a draft that `distill` has made")
+    distilling.check_options(target, options, start)
     encoder = PromptEncoder(target, tokenizer, prefix=prefix, max_source_length=max_source_length)
     prompts = distilling.read_data(
         data, encoder, tokenizer, field=field, form=cast(Format | None, format),
@@ -146,11 +150,7 @@ def distill(
     if previous and draft is None:
         draft = load(previous, dtype=target.dtype, target=target)[0]
     SpeculativeDecoder(target, draft, tokenizer)  # which refuses drafts that do not fit
-    start = load(start_from, dtype=target.dtype, target=target)[0] if start_from else None
-    if not isinstance(start, SharingDraft | None):
-        raise ValueError(f"{start_from} is a whole model, expected a draft that `distill` has made")
     task = distilling.Task(target, tokenizer, name, draft, previous_name, start)
-    distilling.check_options(target, options, start)
     if dry_run:
         print("\n".join(_plan(task, options, prompts, output)))
         return

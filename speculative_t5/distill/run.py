@@ -25,7 +25,7 @@ from ..models import (
 from .data import Data, Example
 from .judgement import Judgement, Task, judge
 from .labels import Label, label
-from .training import DistillOptions, Training, agreement
+from .training import NARROWEST, DistillOptions, Training, agreement
 
 SUFFIX = ".distill"
 RUN = "run.json"  # its `_State`
@@ -39,7 +39,6 @@ SAVE_EVERY, SAVE_SECONDS = 100, 60.0  # steps or seconds between saved states
 CHECKS = 20  # times that tokens per pass are measured, at most
 CHECK_DRAFT = 5  # the number of drafted tokens they are measured at
 DIGITS = 12  # of digests
-NARROWEST = 96  # the least width of a draft by default; otherwise a quarter of its target's
 
 
 @dataclass(frozen=True)

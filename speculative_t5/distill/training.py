@@ -23,6 +23,7 @@ LossName = Literal["ce", "kl"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 LOGITS = 2**22  # that exist at a time, of draft and target each
 DEFAULT_STEPS = 2000
+NARROWEST = 96  # the least width of a draft by default; otherwise a quarter of its target's
 WARM_UP, WARM_SHARE = 50, 0.1  # steps, or a share of the training if that is less
 CLIP = 1.0  # norm of the gradient
 KEPT = 2**30  # bytes of encoded prompts that are kept from one epoch to the next, at most
@@ -54,7 +55,7 @@ class DistillOptions:
     d_model: int | None = option(
         None,
         "Width of its layers.",
-        shown="a quarter of the target's, at least 96",
+        shown=f"a quarter of the target's, at least {NARROWEST}",
         least=1,
     )
     steps: int | None = option(

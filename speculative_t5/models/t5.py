@@ -346,7 +346,7 @@ class CompiledModel(nn.Module):
     def score(
         self, kind: HeadOutput, x: mx.array, vocab_size: int | None, output: nn.Module | None = None
     ) -> mx.array:
-        """Return logits or the best ids, (B, L) int32; `output` is `self.output`, kept."""
+        """Return logits or the best ids, (B, L) int32; `output`: `self.output`, if kept."""
         output = self.output if output is None else output
         size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
         scores: mx.array = self.head(kind, x, self.decoder.norm, output, size)
