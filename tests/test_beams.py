@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding import BeamOptions, LogitsTransform, syncs
+from speculative_t5.decoding import BeamOptions, LogitsTransform, counters
 from speculative_t5.decoding.logits import NOTHING
 from speculative_t5.decoding.sampling import Sampler
 
@@ -139,9 +139,9 @@ def test_rows_are_repeated_and_reordered_with_their_caches(kind: str) -> None:
 
 def test_a_step_waits_once() -> None:
     model = tiny("t5", vocab_size=20, layers=2, seed=3)
-    before = syncs()
+    before = counters.syncs
     (found,) = search(model, [[5, 9, 1]], BeamOptions(3), 9)
-    assert syncs() - before == found.stats.rounds > 1
+    assert counters.syncs - before == found.stats.rounds > 1
 
 
 def test_outputs_end_where_the_model_reads_no_further() -> None:

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding import syncs
+from speculative_t5.decoding import counters
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.decoding.loop import Batch, Request, decode
 from speculative_t5.decoding.results import Round
@@ -158,9 +158,9 @@ def test_a_round_waits_once(kind: str, drafter: str, device_reads: list[str]) ->
         batch.drop()
         assert batch.rows
         while batch.rows:
-            before = syncs(), len(device_reads)
+            before = counters.syncs, len(device_reads)
             # The last rounds have no room for a draft.
             waits = WAITS[drafter] if any(row.limit for row in batch.rows) else 1
             batch.round()
-            assert (syncs() - before[0], len(device_reads) - before[1]) == (waits, waits)
+            assert (counters.syncs - before[0], len(device_reads) - before[1]) == (waits, waits)
             batch.drop()

@@ -1,6 +1,5 @@
 """Draft lengths: what a schedule expects, learns, chooses and keeps."""
 
-import json
 import math
 import subprocess
 import sys
@@ -303,16 +302,17 @@ schedule.observe(Outcome(schedule.next(9), [1], [1], 0.0, 1.0))
 def test_a_damaged_file_is_nothing_learned(cache: Path) -> None:
     taught(stored(), 2, 300)
     (path,) = cache.iterdir()
-    whole = json.loads(path.read_text())
-    costs = [{"1": {"3": [1.0]}}, {"1": {"3": [-1.0, 2.0]}}, {"1": {"900": [1.0, 2.0]}}, {"1": 3}]
-    costs.append({"1": {"3": [10**400, 2]}})
-    odd = [whole | {"costs": each} for each in costs]
-    odd += [whole | {"exploration": each} for each in (3, [1] * 5, [math.inf, 0, 1, 0], ["a"])]
-    odd += [whole | {"counts": each} for each in ([[1.0]], [[math.nan] * (MAX_DRAFT + 1)] * 5)]
-    deep = 100_000 * "["
-    for content in ("", "[]", "{}", '{"counts": 3}', "\xff", deep, *map(json.dumps, odd)):
-        path.write_text(content, encoding="latin-1")
-        assert taught(stored(), 2, 2) == taught(AdaptiveSchedule(), 2, 2), content
+    whole, learned = path.read_bytes(), taught(stored(), 2, 2)
+    nothing = taught(AdaptiveSchedule(), 2, 2)
+    assert learned != nothing
+    digest, _, kept = whole.partition(b"\n")
+    last = max(place for place, byte in enumerate(whole) if chr(byte).isdigit())
+    other = whole[:last] + b"%d" % (9 - int(whole[last : last + 1])) + whole[last + 1 :]
+    for content in (b"", b"{}", b"\xff", whole[:-1], kept, digest, other, 100_000 * b"["):
+        path.write_bytes(content)
+        assert taught(stored(), 2, 2) == nothing, content
+    path.write_bytes(whole)
+    assert taught(stored(), 2, 2) == learned
 
 
 def test_it_works_without_a_writable_cache(cache: Path) -> None:

@@ -107,10 +107,10 @@ def record(variant: Variant, prompt: list[int], *, timed: bool = False) -> Run:
     batch = decoding.Batch(decoder.model, replace(plan, timed=timed))
     batch.add(requests)
     while batch.rows:
-        waits, started = decoding.syncs(), time.perf_counter()
+        waits, started = decoding.counters.syncs, time.perf_counter()
         (done,) = batch.round()
         run.rounds.append(time.perf_counter() - started)
-        run.waits.append(decoding.syncs() - waits)
+        run.waits.append(decoding.counters.syncs - waits)
         outcome = batch.outcome
         assert outcome is not None
         run.outcomes.append(outcome)

@@ -46,11 +46,10 @@ from .results import (
     Origin,
     Round,
     Stats,
+    counters,
     identity,
-    note_extra_work,
     origins_of_round,
     read,
-    syncs,
     total,
 )
 from .sampling import Groups, Sampler, argmax

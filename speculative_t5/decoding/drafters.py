@@ -13,7 +13,7 @@ import mlx.core as mx
 from .logits import TokenHistory, nothing_allowed
 from .lookup import Lookup
 from .protocols import LanguageModel, ModelInfo, Session
-from .results import Broadcast, identity, note_extra_work, read
+from .results import Broadcast, counters, identity, read
 from .sampling import Groups, Keys, argmax, one_hot, sample
 
 Contexts = list[list[int]]  # of each row: all tokens so far
@@ -235,7 +235,7 @@ class ModelDrafter:
         limits = [max(0, longest - len(c) + 1) for c in contexts]  # the last one is never fed
         num_draft = min(num_draft, max(limits))
         if num_draft and not self._was_asked:
-            note_extra_work()  # it has to read what was emitted meanwhile
+            counters.extra_work += 1  # it has to read what was emitted meanwhile
         self._was_asked = num_draft > 0
         if num_draft == 0:
             if self._session is not None:

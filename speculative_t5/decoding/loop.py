@@ -15,7 +15,7 @@ from .drafters import Drafter
 from .logits import NOTHING_LEFT, TokenHistory
 from .outcomes import Outcome
 from .protocols import Encoded, LanguageModel, Session, SharingModel
-from .results import FinishReason, Round, Tally, extra_work, read
+from .results import FinishReason, Round, Tally, counters, read
 from .sampling import Groups, Keys, Sampler, output_keys, position_keys, round_keys
 from .verify import Verifier
 
@@ -91,6 +91,8 @@ class Row:
     ) -> None:
         options = request.options
         self.request, self.index = request, request.index
+        # What it samples by, whatever the batch: a seed, and the number of its prompt.
+        self.seed = options.seed, self.index if request.number is None else request.number
         self.context = context
         self.start = len(context)  # of the output, after the initial context
         self.ends = stop_reasons(model, options.stop_ids)
@@ -109,17 +111,6 @@ class Row:
     def limit(self) -> int:
         """The most tokens to draft: a round emits one more."""
         return self.remaining - 1 if self.request.options.drafts else 0
-
-    def round_keys(self) -> np.ndarray:
-        return round_keys(*self._seed, self.tally.rounds)
-
-    def output_keys(self) -> np.ndarray:
-        return output_keys(*self._seed)
-
-    @property
-    def _seed(self) -> tuple[int, int]:
-        number = self.request.number
-        return self.request.options.seed, self.index if number is None else number
 
     def emit(
         self, tokens: list[int], num_accepted: int, num_drafted: int, num_draft: int, now: float
@@ -202,7 +193,7 @@ class Batch:
         self._async = False  # whether a next pass without a draft may begin before one is read
         self._next_tokens: mx.array | None = None  # (B, 1) int32, of a pass that was begun early
         # When the last round ended, and the work beyond that of usual rounds until then.
-        self._ended, self._extra_work = 0.0, extra_work()
+        self._ended, self._extra_work = 0.0, counters.extra_work
 
     def add(self, requests: Sequence[Request]) -> None:
         """Let requests join."""
@@ -278,8 +269,8 @@ class Batch:
         # A pass that was begun early also ran while the caller was at work.
         typical = begun_early == (self._next_tokens is not None) and not plan.timed
         typical &= not begun_early or began - last_ended < IDLE * (ended - began)
-        typical &= extra_work() == self._extra_work
-        self._ended, self._extra_work = ended, extra_work()
+        typical &= counters.extra_work == self._extra_work
+        self._ended, self._extra_work = ended, counters.extra_work
         done = [
             row.emit(tokens, num_accepted, length, num_draft, now)
             for row, (tokens, num_accepted), length in zip(rows, verdicts, lengths, strict=True)
@@ -371,7 +362,7 @@ class Batch:
         self._next_tokens = None  # it was begun for the previous rows, too
         self._groups = Groups([row.request.options.sampler for row in self.rows])
         if not self._groups.greedy:
-            self._output_keys = mx.array(np.stack([row.output_keys() for row in self.rows]))
+            self._output_keys = mx.array(np.stack([output_keys(*row.seed) for row in self.rows]))
         # On a CPU T5's compiled passes leave the host little to do meanwhile.
         pays = self._model.info.is_decoder_only or not device.on_cpu()
         own_tokens = self._groups.greedy or self._plan.verifier.is_coupled
@@ -399,4 +390,5 @@ class Batch:
         return position_keys(self._output_keys, count, starts)
 
     def _round_keys(self) -> mx.array:
-        return mx.array(np.stack([row.round_keys() for row in self.rows]))
+        rows = [round_keys(*row.seed, row.tally.rounds) for row in self.rows]
+        return mx.array(np.stack(rows))

@@ -21,6 +21,8 @@ class Vocabulary:
     digest: str  # hexadecimal, of all pieces and their ids
     # Ids that stand for no text, such as padding, EOS, unknown and sentinels.
     special: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
+    # Codes xx of the tokens <2xx>, with which a prompt asks for a language.
+    languages: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.size} pieces, digest {self.digest[:8]}"

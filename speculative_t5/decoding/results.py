@@ -18,33 +18,20 @@ def identity(ids: mx.array) -> mx.array:
     return ids
 
 
-class _Thread(threading.local):
-    syncs = 0
-    extra_work = 0
+class Counters(threading.local):
+    """What this thread has done so far."""
+
+    syncs = 0  # calls of `read`
+    extra_work = 0  # what few rounds wait for: a pass that is compiled, a prompt that is read
 
 
-_thread = _Thread()
+counters = Counters()
 
 
 def read(array: mx.array) -> list[list[int]]:
     """Wait for ids (B, L) int32 and return them as Python integers."""
-    _thread.syncs += 1
+    counters.syncs += 1
     return cast(list[list[int]], array.tolist())
-
-
-def syncs() -> int:
-    """Return how often this thread has called `read`."""
-    return _thread.syncs
-
-
-def note_extra_work() -> None:
-    """Count what few rounds have to wait for: a pass to be compiled, or a prompt to be read."""
-    _thread.extra_work += 1
-
-
-def extra_work() -> int:
-    """Return how often this thread has called `note_extra_work`."""
-    return _thread.extra_work
 
 
 FinishReason = Literal["eos", "length", "stop"]

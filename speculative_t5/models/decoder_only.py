@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import device
-from ..decoding import ModelInfo, Vocabulary, argmax, fingerprint, note_extra_work
+from ..decoding import ModelInfo, Vocabulary, argmax, counters, fingerprint
 from ..errors import first_line
 from . import opt
 from .cache import SMALLEST, EncodedPrompt, KVCache, write
@@ -126,7 +126,7 @@ class DecoderOnlySession:
 
     def read(self, prompts: Sequence[Sequence[int]]) -> None:
         """Fill empty rows with prompts, except their last tokens."""
-        note_extra_work()
+        counters.extra_work += 1
         lengths = [len(prompt) - 1 for prompt in prompts]
         longest = max(lengths)
         padded = [[*prompt[:-1], *[0] * (longest - len(prompt) + 1)] for prompt in prompts]

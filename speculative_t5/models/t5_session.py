@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import mlx.core as mx
 
 from .. import device
-from ..decoding import note_extra_work
+from ..decoding import counters
 from .cache import (
     SMALLEST,
     EncodedPrompt,
@@ -137,7 +137,7 @@ def read_sources(
 def _read_together(
     model: CompiledModel, decoders: Sequence[Decoder], prompts: Prompts
 ) -> SourceCache:
-    note_extra_work()
+    counters.extra_work += 1
     lengths = [len(prompt) for prompt in prompts]
     longest, pad = max(lengths), model.config.pad_token_id
     tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
@@ -220,7 +220,7 @@ class CompiledDecoder:
         shape = output, vocab_size, tokens.shape, offsets.size, widths, mask is None
         function = functions.pop(shape, None)
         if function is None:
-            note_extra_work()
+            counters.extra_work += 1
             function = mx.compile(partial(self._pass, output, vocab_size))
             if len(functions) >= MAX_SHAPES:
                 del functions[next(iter(functions))]
