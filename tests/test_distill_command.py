@@ -143,7 +143,7 @@ def test_the_estimate_of_memory_is_near_the_peak(
     before = mx.get_active_memory()  # what earlier tests of this process keep
     sizes = {"d_model": 256, "d_ff": 512, "num_heads": 4, "d_kv": 64, "vocab_size": 4000}
     model = tiny_model(**sizes, gated=gated, layers=2)
-    options = DistillOptions(layers=2, d_ff=512, batch_tokens=2048, block=block)
+    options = DistillOptions(layers=2, batch_tokens=2048, block=block)
     labels = [training.Label(i, [5] * 32, [6] * 32) for i in range(32)]
     run = training.Training(new_draft(model, options), labels, options)
     mx.clear_cache()
@@ -181,10 +181,10 @@ def test_a_file_with_other_than_options_is_refused(
         ("a.toml", b"step = 7", "a.toml: 'step' is not an option: write steps if"),
         ("a.json", b'{"zzz": 7}', "a.json: 'zzz' is not an option: leave it out"),
         ("a.toml", b"config = 'b.toml'", "'config' is not an option"),
-        ("a.toml", b"data = 3", "data is 3, expected a string"),
-        ("a.toml", b"steps = 'many'", "steps is 'many', expected an integer"),
-        ("a.toml", b"steps = true", "steps is True, expected an integer"),
-        ("a.yaml", b"dry-run: 1", "dry-run is 1, expected true or false"),
+        ("a.toml", b"steps = 'many'", "Invalid value for '--steps'"),
+        ("a.toml", b"steps = true", "Invalid value for '--steps'"),
+        ("a.yaml", b"minutes: [3]", "Invalid value for '--minutes'"),
+        ("a.yaml", b"dry-run: 3", "Invalid value for '--dry-run'"),
         ("a.json", b'{"batch-tokens": 3, "batch_tokens": 3}', "batch_tokens is there twice"),
         ("a.json", b"[3]", "a.json is [3], expected names and values"),
         ("a.json", b"{", "a.json is not JSON"),
@@ -208,7 +208,6 @@ BAD = {
     ("--steps", "3", "--minutes", "3"): "steps and minutes exclude each other",
     ("--layers", "4"): "layers must be at most 3, the target's own decoder layers, got 4",
     ("--d-model", "4000"): "d_model must be at most 24, the target's own, got 4000",
-    ("--d-ff", "4000"): "d_ff must be at most 40, the target's own, got 4000",
     ("--draft-vocab", "321"): "draft_vocab must be from 2 to 320, got 321",
     ("--loss", "mse"): "loss must be one of ce, kl, got 'mse'",
     ("--temperature", "-1"): "temperature must be 0 or at least 1e-05, got -1.0",

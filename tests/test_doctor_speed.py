@@ -12,7 +12,6 @@ from speculative_t5.doctor import Check, Finding, Subject, speed
 from speculative_t5.models import T5, T5Config
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from commands import Call
 from markdown_it import MarkdownIt
@@ -34,21 +33,6 @@ def test_acceptance_counts_tokens_that_were_reached() -> None:
     run = Run(outcomes=[Outcome(5, [5], [n], 0.0, 0.0) for n in (5, 1)])
     assert speed.acceptance([run]) == 6 / 7
     assert speed.acceptance([]) == 0
-
-
-def costs(step: float, *passes: float) -> speed.Costs:
-    longer = np.interp(range(1, 18), range(1, len(passes) + 1), passes)
-    return speed.Costs(dict(enumerate(longer.tolist(), start=1)), step)
-
-
-def test_the_number_of_tokens_to_draft_follows_from_costs() -> None:
-    free = costs(0.0, 1.0, 1.0)
-    assert speed.tokens_per_round(0.5, 2) == 1.75
-    assert free.speedup(0.5, 2) == 1.75
-    assert free.best(0.5) == 5, "the fewest that are nearly as fast as 16"
-    assert costs(0.2, 1.0, 1.0).speedup(0.5, 2) == pytest.approx(1.75 / 1.4)
-    assert costs(0.9, 1.0, 2.0).best(0.6) == 1
-    assert costs(0.9, 1.0, 2.0).speedup(0.6, 1) < 1
 
 
 def test_random_pairs_accept_as_often_as_asked_in_any_type(

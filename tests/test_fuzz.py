@@ -44,7 +44,6 @@ def open_t5(folder: Path) -> None:
     checkpoint = opened(folder)
     for tensor in checkpoint.tensors.values():
         list(tensor.blocks())
-    checkpoint.config.to_dict()
 
 
 def open_merged(folder: Path) -> None:

@@ -130,23 +130,6 @@ def test_copied_layers_are_evenly_spaced_and_end_with_the_last() -> None:
         assert mx.array_equal(own, tables[mx.array(chosen)])
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_a_narrower_feed_forward_keeps_its_heaviest_units(gated: bool) -> None:
-    """Where the other units' weights are zero, nothing is lost."""
-    target = tiny_model(vocab_size=20, layers=2, gated=gated)
-    d_ff, kept = target.config.d_ff, mx.array([1, 4, 5, 11])
-    heavy = mx.any(mx.arange(d_ff)[:, None] == kept, axis=1)
-    for layer in target.decoder.layers:
-        wo = layer.feed_forward.wo
-        wo.weight = mx.where(heavy, wo.weight, 0)
-    drafts = [SharingDraft(target, SharingConfig(2, width)) for width in (4, d_ff)]
-    for draft in drafts:
-        copy_layers(draft)
-    assert drafts[0].decoder.layers[0].feed_forward.wo.weight.shape == (16, 4)
-    narrow, whole = (output_logits(draft, PROMPTS[0], TOKENS) for draft in drafts)
-    assert mx.allclose(narrow, whole, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("changes", [{"gated": True}, {"bias_per_layer": True}, TIED, *GEMMAS])
 def test_narrower_hidden_states_keep_what_lies_in_fewer_dimensions(changes: Any) -> None:
     """In a T5Gemma only where the norms after matrices have one number for all."""

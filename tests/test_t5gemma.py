@@ -158,10 +158,9 @@ def config_json(generation: int, **changes: Any) -> dict[str, Any]:
     return {"model_type": kind, "encoder": STACK, "decoder": STACK} | changes
 
 
-def test_a_config_is_read_back() -> None:
+def test_only_the_first_generation_has_cross_attention_of_its_own() -> None:
     for generation in (1, 2):
         config = T5GemmaConfig.from_dict(config_json(generation, eos_token_id=[1, 106]))
-        assert T5GemmaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
         assert {name for name, _ in T5Gemma(config).named_modules() if "cross" in name} == (
             set() if generation == 2 else {
                 f"decoder.layers.{i}.{part}" for i in range(3) for part in (

@@ -23,7 +23,6 @@ from speculative_t5.bench.synthetic import SHAPES
 from speculative_t5.checkpoints.inspection import ways
 from speculative_t5.checkpoints.t5 import parameter_shapes
 from speculative_t5.decoding import LanguageModel
-from speculative_t5.doctor.speed import tokens_per_round
 from speculative_t5.models import ModelConfig, T5Config, T5GemmaConfig, new_model
 
 import mlx.core as mx
@@ -167,6 +166,11 @@ def sharing_seconds(chip: Chip, target: ModelConfig) -> float:
     """Return what a pass takes of the draft that `distill` makes: narrow, so one product more."""
     draft = target.of_draft(1, target.d_ff, target.d_model // 4)
     return seconds(chip, draft) + 1e-6 * chip.launch
+
+
+def tokens_per_round(rate: float, num_draft: int) -> float:
+    """Return the tokens that a round emits if each is accepted at a rate (2211.17192, eq. 1)."""
+    return sum(rate**place for place in range(num_draft + 1))
 
 
 def best(chip: Chip, plain: float, step: float, rate: float) -> tuple[float, int]:

@@ -130,7 +130,9 @@ def lengths(
     is_sharing = isinstance(own, SharingDraft)
     noise = SharingDraft(own.target, own.own) if is_sharing else T5(own.config)
     mx.eval(noise.parameters())
-    unlike = random_model("t5-efficient-tiny")  # whose outputs have nothing of their sources
+    unlike = random_model(
+        "t5-efficient-tiny", embeddings=0.02
+    )  # whose outputs have nothing of their sources
     unlike_options = {"max_tokens": 64, "no_repeat_ngram_size": 2}  # else they repeat themselves
     unlike_prompts = random_prompts(unlike, 40, count // 6)
     pair, of_noise = (base.model, base.draft, base.tokenizer), (base.model, noise, base.tokenizer)

@@ -10,8 +10,8 @@ import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
 from ..cpu import accelerate
-from ..decoding import Draft, Drafter, Groups, ModelInfo, Plan, Round, Session, decode
-from ..generation import GenerationOptions, SpeculativeDecoder
+from ..decoding import Draft, Drafter, Groups, ModelInfo, Plan, Session
+from ..generation import SpeculativeDecoder
 from ..models import (
     T5,
     DecoderOnlyModel,
@@ -93,10 +93,10 @@ CAUSAL_SHAPES = {  # entries of config.json
     "qwen3-1.7b": _qwen3(2048, 16, 28, 6144),
     "qwen3-4b": _qwen3(2560, 32, 36, 9728),
 }
-REPLAYS = 16  # of an output, at most, until it no longer changes
-# Their weights are small: with large ones each token would follow itself.
-EMBEDDINGS = 0.02  # standard deviation of those
-_EMBEDDINGS = ("shared", "encoder_shared", "wte", "wpe", "embed_tokens", "embed_positions")
+# Standard deviation of embeddings: so large that each token of an output follows itself, however a
+# pass is rounded. (Not in opt-350m, whose outputs go from token to token, whatever came before.)
+EMBEDDINGS = 20.0
+_EMBEDDINGS = ("shared", "encoder_shared", "wte", "embed_tokens")
 
 
 def check_shapes(target: str, draft: str) -> None:
@@ -118,20 +118,19 @@ def context_of(shape: str) -> int | None:
 def random_model(
     shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0, embeddings: float = EMBEDDINGS
 ) -> EncoderDecoder | DecoderOnlyModel:
-    """Make a model of a shape with random weights; its outputs mean nothing and do not end.
-
-    With large `embeddings` (their standard deviation) each token of a T5's output follows itself.
-    """
+    """Make a model of a shape with random weights; its outputs mean nothing and do not end."""
     _family(shape)  # refused here, if it is none
     if shape in SHAPES:
         model = new_model(SHAPES[shape])
-        _randomize(model, model.info.eos_token_id, dtype, seed, embeddings)
+        _randomize(model, dtype, seed, embeddings)
         accelerate(model)
         return model
     config, positions = CAUSAL_SHAPES[shape], context_of(shape)
-    module, eos = build(config), config["eos_token_id"]
-    _randomize(module, eos, dtype, seed)
-    return DecoderOnlyModel(module, eos_token_id=eos, max_context=cast(int, positions))
+    module = build(config)
+    _randomize(module, dtype, seed, embeddings)
+    return DecoderOnlyModel(
+        module, eos_token_id=config["eos_token_id"], max_context=cast(int, positions)
+    )
 
 
 def random_prompts(
@@ -147,17 +146,15 @@ def random_prompts(
 
 def _family(shape: str) -> str:
     """Return the name of a shape's vocabulary: "t5" or its model_type."""
-    if shape in SHAPES:
-        return str(SHAPES[shape].to_dict()["model_type"])
+    if config := SHAPES.get(shape):
+        return "t5" if isinstance(config, T5Config) else f"T5Gemma {config.generation}"
     if shape not in CAUSAL_SHAPES:
         known = ", ".join([*SHAPES, *CAUSAL_SHAPES])
         raise ValueError(f"there is no shape {shape!r}: choose from {known}")
     return str(CAUSAL_SHAPES[shape]["model_type"])
 
 
-def _randomize(
-    model: nn.Module, eos: int, dtype: mx.Dtype, seed: int, embeddings: float = EMBEDDINGS
-) -> None:
+def _randomize(model: nn.Module, dtype: mx.Dtype, seed: int, embeddings: float) -> None:
     """Give a model random weights, one at a time: all in float32 might not fit in memory."""
     mx.random.seed(seed)
 
@@ -167,18 +164,8 @@ def _randomize(
             new = mx.zeros(weight.shape) if name == "bias" else mx.ones(weight.shape)
         elif layer in _EMBEDDINGS:
             new = embeddings * mx.random.normal(weight.shape)
-            if layer in ("shared", "wte", "embed_tokens"):
-                new[eos] = 0  # never the argmax
         else:
             new = weight.shape[1] ** -0.5 * mx.random.normal(weight.shape)
-            if isinstance(model, EncoderDecoder):
-                # Halves the scores of attention: larger ones would turn any rounding into others.
-                new = 0.7 * new if layer in ("qkv", "q", "kv") else new
-            else:
-                # The part that all tokens share (from activations above 0, and from attention)
-                # would grow from layer to layer until outputs repeat one id.
-                new = new - mx.mean(new, axis=1, keepdims=True)
-                new = 0.5 * new if "attn" in path else new
         new = new.astype(dtype)
         mx.eval(new)
         return new
@@ -251,38 +238,3 @@ def synthetic_plan(
     plan = decoder.plan()
     drafter = ReplayDrafter(plan.drafter, outputs, acceptance, decoder.model.info)
     return replace(plan, drafter=drafter)
-
-
-def replay(
-    decoder: SpeculativeDecoder,
-    outputs: Mapping[tuple[int, ...], Sequence[int]],
-    acceptance: float,
-    prompt: Sequence[int],
-    max_tokens: int,
-) -> Round:
-    """Decode a prompt greedily by `synthetic_plan`, and return the last round."""
-    requests = decoder.requests([(0, [*prompt])], GenerationOptions(max_tokens=max_tokens))
-    plan = synthetic_plan(decoder, outputs, acceptance)
-    *_, last = decode(decoder.model, requests, plan, batch_size=1)
-    return last
-
-
-def settled_outputs(
-    decoder: SpeculativeDecoder,
-    outputs: Mapping[tuple[int, ...], Sequence[int]],
-    acceptance: float,
-    max_tokens: int,
-) -> dict[tuple[int, ...], Sequence[int]]:
-    """Return the outputs that a decoder gives for the same prompts when its drafter replays them.
-
-    Where passes of several tokens round differently, plain decoding's output may be left at a
-    near-tie, and every draft after that would be wrong. Each replay instead agrees for longer.
-    """
-    settled = dict(outputs)
-    for prompt in settled:
-        for _ in range(REPLAYS):
-            last = replay(decoder, settled, acceptance, prompt, max_tokens)
-            if last.output == settled[prompt]:
-                break
-            settled[prompt] = last.output
-    return settled

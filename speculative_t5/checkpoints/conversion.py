@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..models import ModelConfig, Quantization
+from ..models import ModelConfig, Quantization, T5Config
 from ..tokenizers import TOKENIZER_FILES
 from . import model_folder
 from .hub import download, flat_name, look_up
@@ -126,7 +126,7 @@ def convert(
     layout = new_layout(config, target or checkpoint.dtypes)
     model_folder.write_folder(
         output,
-        config.to_dict() | _own_settings(source) | extra,
+        _config_json(config, source) | _own_settings(source) | extra,
         _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress),
         [path for path in map(source.path.joinpath, COPIED) if path.is_file()],
         num_bytes=num_bytes(layout),
@@ -140,10 +140,19 @@ def _check_apart(output: Path, read: Iterable[Path]) -> None:
         raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
 
 
+def _config_json(config: ModelConfig, source: ModelFolder) -> dict[str, Any]:
+    """Return what is read back as this config: a T5's own entries, or those of the checkpoint."""
+    if isinstance(config, T5Config):
+        return config.to_dict()
+    raw = source.config | {"tie_word_embeddings": not config.own_head}  # an adapter may add a head
+    how = config.quantization
+    return raw | ({"quantization": dataclasses.asdict(how)} if how else {})
+
+
 def _own_settings(source: ModelFolder) -> dict[str, Any]:
     """Return the settings that a config.json has beside the model's own: ours, and of tasks."""
     checked = {name: getattr(source, name) for name in ("prefix", "draft", "min_probability")}
-    others = (TASKS, "tokenizer_class", "split_special_tokens")
+    others = (TASKS, "languages", "trained_length", "tokenizer_class", "split_special_tokens")
     own = checked | {name: source.config.get(name) for name in others}
     return {name: value for name, value in own.items() if value}
 

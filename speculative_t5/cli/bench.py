@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -71,6 +71,8 @@ def bench(
     draft_model: str | None = OF_DECODERS["draft_model"],
     wanted: BenchOptions,
     prefix: str | None = OF_DECODERS["prefix"],
+    to: str | None = OF_DECODERS["to"],
+    from_: str | None = OF_DECODERS["from_"],
     max_source_length: int | None = OF_DECODERS["max_source_length"],
     truncate: bool = OF_DECODERS["truncate"],
     dtype: str | None = OF_DECODERS["dtype"],
@@ -91,8 +93,8 @@ def bench(
             first, sources = _random(shapes, dtype, wanted)
         else:
             first = SpeculativeDecoder.from_pretrained(
-                model, draft, dtype=dtype, prefix=prefix, max_source_length=max_source_length,
-                truncate=truncate,
+                model, draft, dtype=dtype, prefix=prefix, to=to, from_=from_,
+                max_source_length=max_source_length, truncate=truncate,
             )  # fmt: skip
             if wanted.plot and not first.draft:
                 raise ValueError(
@@ -112,7 +114,7 @@ def bench(
             decoders["lookup"] = make("lookup", num_draft=lengths[-1])
         variants = variants_of(decoders, max_tokens)
         if shapes:
-            variants = _replaying(first, variants, sources, wanted, bar.set_description)
+            variants = _replaying(variants, sources, wanted)
         bar.set_description("measuring")
         reports = measure(variants, sources, turns, lambda done: bar.update(done - bar.n))
     result: dict[str, Any] = {
@@ -171,25 +173,17 @@ def _random(
 
 
 def _replaying(
-    first: SpeculativeDecoder,
-    variants: Sequence[Variant],
-    prompts: Sequence[list[int]],
-    wanted: BenchOptions,
-    say: Callable[[str], None],
+    variants: Sequence[Variant], prompts: Sequence[list[int]], wanted: BenchOptions
 ) -> list[Variant]:
-    """Let all but the first have drafts of a given acceptance; `say` what is being prepared."""
+    """Let all but the first, plain decoding, have drafts of a given acceptance."""
     plain, *drafting = variants
-    acceptance, max_tokens, outputs = wanted.acceptance, wanted.max_tokens, {}
-    for number, prompt in enumerate(prompts, start=1):
-        say(f"preparing prompt {number}")
-        done = first.generate(prompt, max_tokens=max_tokens, speculative=False)
-        outputs[tuple(prompt)] = done.tokens
-    found = [plain]
-    for each in drafting:
-        say(f"preparing {each.name}")
-        own = synthetic.settled_outputs(each.decoder, outputs, acceptance, max_tokens)
-        found.append(replace(each, plan=synthetic.synthetic_plan(each.decoder, own, acceptance)))
-    return found
+    alone = partial(plain.decoder.generate, max_tokens=wanted.max_tokens, speculative=False)
+    outputs = {tuple(prompt): alone(prompt).tokens for prompt in prompts}
+    make = synthetic.synthetic_plan
+    return [
+        plain,
+        *(replace(v, plan=make(v.decoder, outputs, wanted.acceptance)) for v in drafting),
+    ]
 
 
 def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:

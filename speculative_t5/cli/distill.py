@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from tqdm import tqdm
@@ -30,14 +30,6 @@ from .terminal import note, visible
 EVERY = 30  # seconds between lines where there is no terminal
 RECENT = 20  # steps whose mean loss is shown
 UNITS = {"training": " steps", "judging": " outputs"}  # of bars, otherwise prompts
-# The types of options and of their values in a file, and the words for these.
-KINDS: dict[Any, tuple[Any, str]] = {
-    str: (str, "a string"),
-    Path: (str, "a string"),
-    bool: (bool, "true or false"),
-    int: (int, "an integer"),
-    float: (int | float, "a number"),
-}
 
 
 def _read_options(ctx: typer.Context, name: str | None) -> str | None:
@@ -45,25 +37,18 @@ def _read_options(ctx: typer.Context, name: str | None) -> str | None:
     if name is None:
         return None
     path = Path(name)
-    kinds = {
-        option: KINDS[kind]
-        for option, hint in get_type_hints(distill).items()
-        for kind in (get_args(hint) or (hint,))
-        if kind in KINDS and option != "config"
-    }
+    known = [each.name for each in ctx.command.params if each.name not in (None, "config")]
     options: dict[str, Any] = {}
     for key, value in _parsed(path).items():
         option = str(key).replace("-", "_")
-        if option not in kinds:
-            near = difflib.get_close_matches(option, kinds, 1)
+        if option not in known:
+            near = difflib.get_close_matches(option, known, 1)
             advice = f"write {near[0]} if you meant that" if near else "leave it out"
             raise ValueError(f"{path}: {shown(key)} is not an option: {advice}")
         if option in options:
             raise ValueError(f"{path}: {option} is there twice: leave one of them out")
-        kind, words = kinds[option]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"{path}: {key} is {shown(value)}, expected {words}")
-        options[option] = value
+        if value is not None:  # typer reads it as if it were typed
+            options[option] = value if isinstance(value, str) else json.dumps(value)
     ctx.default_map = options
     return name
 
@@ -84,6 +69,8 @@ def distill(
     output: Path | None = option(None, "Folder to write.", shown="<name of the target>-draft"),
     training: Annotated[dict[str, Any], distilling.DistillOptions],
     prefix: str | None = OF_DECODERS["prefix"],
+    to: str | None = OF_DECODERS["to"],
+    from_: str | None = OF_DECODERS["from_"],
     field: str = option(PROMPT_FIELD, "Field of each JSON object that holds the prompt."),
     format: str | None = option(
         None,
@@ -139,7 +126,9 @@ def distill(
     if not isinstance(start, SharingDraft | None):
         raise ValueError(f"{start_from} is a whole model, expected a draft that `distill` has made")
     distilling.check_options(target, options, start)
-    encoder = PromptEncoder(target, tokenizer, prefix=prefix, max_source_length=max_source_length)
+    encoder = PromptEncoder(
+        target, tokenizer, prefix=prefix, to=to, from_=from_, max_source_length=max_source_length
+    )
     prompts = distilling.read_data(
         data, encoder, tokenizer, field=field, form=cast(Format | None, format),
         seed=options.seed, max_tokens=options.max_tokens,

@@ -91,7 +91,7 @@ def serve(
     options, keywords = choose(ctx, options, keywords)
     rows = options.rows(batch_size)
     defaults = GenerationOptions(**keywords)
-    serving.check_options(defaults)
+    defaults.check_stream(several=True)
     settings = serving.Settings(
         options.name, defaults, keys, cors_origin or (),
         local=serving.is_loopback(host), draw_seeds=not is_given(ctx, "seed"),

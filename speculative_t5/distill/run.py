@@ -109,15 +109,13 @@ def check_options(
         raise ValueError(
             f"layers must be at most {most}, the target's own decoder layers, got {options.layers}"
         )
-    if options.d_ff is not None and options.d_ff > (most := config.d_ff):
-        raise ValueError(f"d_ff must be at most {most}, the target's own, got {options.d_ff}")
     if options.d_model is not None and options.d_model > (most := config.d_model):
         raise ValueError(f"d_model must be at most {most}, the target's own, got {options.d_model}")
     if vocab is not None and not (least := target.info.eos_token_id + 1) <= vocab <= size:
         raise ValueError(f"draft_vocab must be from {least} to {size}, got {vocab}")
     if start is not None:
         sizes = start.config
-        own = {"layers": sizes.num_decoder_layers, "d_ff": sizes.d_ff, "d_model": sizes.d_model}
+        own = {"layers": sizes.num_decoder_layers, "d_model": sizes.d_model}
         for name, has in own.items():
             if (asked := getattr(options, name)) not in (None, has):
                 raise ValueError(f"{name} must be {has}, as the first draft has, got {asked}")
@@ -144,11 +142,9 @@ def new_draft(
         draft = SharingDraft(target, replace(start.own, draft_vocab=ids, block=block))
         draft.update(start.parameters())
         return draft
-    whole, layers = target.config, options.layers or 1
-    d_ff = options.d_ff or (whole.d_ff if layers == 1 else min(whole.d_ff, whole.d_model))
-    width = width_of(target, options)
+    whole, width = target.config, width_of(target, options)
     own = None if width == whole.d_model else width
-    draft = SharingDraft(target, SharingConfig(layers, d_ff, ids, block, own))
+    draft = SharingDraft(target, SharingConfig(options.layers or 1, whole.d_ff, ids, block, own))
     copy_layers(draft)
     return draft
 

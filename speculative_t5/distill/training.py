@@ -46,12 +46,6 @@ class DistillOptions:
     """
 
     layers: int | None = option(None, "Decoder layers of the draft.", shown="1", least=1)
-    d_ff: int | None = option(
-        None,
-        "Its feed-forward width.",
-        shown="the target's d_model, or its d_ff for one layer",
-        least=1,
-    )
     d_model: int | None = option(
         None,
         "Width of its layers.",

@@ -32,7 +32,7 @@ CHECKS = (
         "the shipped pair gives the outputs here that it gave where it was made",
         loads=True,
     ),
-    Check(speed.speed, "what passes cost here, and how many tokens to draft", loads=True),
+    Check(speed.speed, "what passes cost here, and what the draft gains", loads=True),
     Check(speed.t5_base, "the same for random weights of t5-base and t5-small", takes_long=True),
     Check(speed.t5_large, "the same for random weights of t5-large and t5-small", takes_long=True),
 )

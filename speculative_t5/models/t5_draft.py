@@ -167,13 +167,12 @@ class SharingDraft(CompiledModel):
 def copy_layers(draft: SharingDraft) -> None:
     """Make the draft's layers copies of its target's, evenly spaced, the last among them.
 
-    A single layer is a copy of the target's last. Quantized matrices are dequantized. Where the
-    draft's feed-forward layers are narrower, they keep the units with the largest weights. Narrower
+    A single layer is a copy of the target's last. Quantized matrices are dequantized. Narrower
     hidden states are the target's, projected onto the leading principal components of the output
     matrix's rows (SliceGPT, arXiv 2401.15024, takes those of hidden states).
     """
     target, depth = draft.target.decoder, draft.own.num_decoder_layers
-    config, width = draft.config, draft.own.d_model
+    width = draft.own.d_model
     chosen, norm = spread(depth, len(target.layers)), target.norm.weight
     if width:
         rows = plain_weight(draft.target.output).astype(mx.float32)
@@ -183,7 +182,6 @@ def copy_layers(draft: SharingDraft) -> None:
     for layer, number in zip(draft.decoder.layers, chosen, strict=True):
         modules = target.layers[number].named_modules()
         weights = {f"{name}.weight": plain_weight(m) for name, m in modules if "weight" in m}
-        weights = _narrowed(weights, draft.own.d_ff, gated=config.gated)
         layer.load_weights([*(_projected(weights, basis) if width else weights).items()])
     draft.decoder.norm.weight = norm
     draft.set_dtype(draft.target.dtype)
@@ -194,19 +192,6 @@ def copy_layers(draft: SharingDraft) -> None:
     if len(rows) > 1:
         rows = rows[mx.array(chosen)]
     draft.decoder.position_bias.weight = rows.reshape(-1, rows.shape[2])
-
-
-def _narrowed(weights: dict[str, mx.array], d_ff: int, *, gated: bool) -> dict[str, mx.array]:
-    """Keep `d_ff` units of a layer's feed-forward part, those with the largest weights."""
-    inner, outer = (next(n for n in weights if n.endswith(f"{w}.weight")) for w in ("wi", "wo"))
-    wo = weights[outer].astype(mx.float32)
-    if d_ff == wo.shape[1]:
-        return weights
-    wi = weights[inner].reshape(1 + gated, wo.shape[1], -1)
-    sizes = mx.sum(mx.square(wi.astype(mx.float32)), axis=(0, 2)) * mx.sum(mx.square(wo), axis=0)
-    kept = mx.sort(mx.argsort(-sizes)[:d_ff])
-    narrow = {inner: wi[:, kept].reshape(-1, wi.shape[2]), outer: weights[outer][:, kept]}
-    return weights | narrow
 
 
 def _projected(weights: dict[str, mx.array], basis: mx.array) -> dict[str, mx.array]:

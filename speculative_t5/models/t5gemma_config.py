@@ -153,38 +153,6 @@ class T5GemmaConfig:
             quantization=read_quantization(raw),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The contents of a config.json that `from_dict` reads back to an equal config."""
-        sections = {}
-        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-            section = dataclasses.asdict(stack)
-            ropes = [
-                {"rope_type": "linear", "rope_theta": rope.theta, "factor": rope.factor}
-                for rope in stack.ropes
-            ]
-            del section["ropes"]
-            section["layer_types"] = [*stack.layer_types]
-            sections[name] = section | {
-                "rope_parameters": dict(zip(LAYER_TYPES, ropes, strict=True)),
-                "num_hidden_layers": stack.num_hidden_layers,
-                "vocab_size": self.vocab_size,
-                "max_position_embeddings": self.n_positions,
-            }
-        sections["decoder"]["final_logit_softcapping"] = self.final_logit_softcapping
-        if self.generation == 2:
-            sections["encoder"] = {"text_config": sections["encoder"]}
-        raw = {
-            "model_type": next(k for k, v in T5GEMMA_TYPES.items() if v == self.generation),
-            **sections,
-            "tie_word_embeddings": not self.own_head,
-            "bos_token_id": self.decoder_start_token_id,
-            "pad_token_id": self.pad_token_id,
-            "eos_token_id": [*self.eos_token_ids],
-        }
-        if self.quantization:
-            raw["quantization"] = dataclasses.asdict(self.quantization)
-        return raw
-
 
 ModelConfig = T5Config | T5GemmaConfig
 

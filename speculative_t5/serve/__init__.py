@@ -7,4 +7,4 @@ extra `serve`. Imports `generation`, `tokenizers`, `decoding` and `errors`.
 
 from .app import Settings, make_app
 from .server import Server, bind, check_origins, is_loopback, read_keys
-from .service import Service, check_options
+from .service import Service

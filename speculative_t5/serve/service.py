@@ -176,7 +176,7 @@ class Service:
             ValueError: If an option is wrong, or, as WrongPrompt, a prompt.
         """
         check_prompts(prompts)
-        check_options(options)
+        options.check_stream(several=True)
         samples = options.num_return_sequences
         wanted = len(prompts) * samples
         if wanted > self._max_queue:
@@ -397,13 +397,3 @@ def result_of(output: Output, done: Round) -> Result:
     except Exception:  # it must not end the outputs of other calls
         log.exception("the text of an output cannot be made")
         return DecodingFailed(FAILED)
-
-
-def check_options(options: GenerationOptions) -> None:
-    """Refuse what outputs that are sent as they grow cannot have."""
-    if options.num_beams != 1:
-        raise ValueError(
-            f"a server has no beam search, got num_beams {options.num_beams}: leave it out"
-        )
-    if options.scores:
-        raise ValueError("a server gives no scores, which need finished outputs: leave scores out")

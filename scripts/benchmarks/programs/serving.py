@@ -92,10 +92,12 @@ def load_program(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, A
 def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
     from programs import naive
     from speculative_t5 import SpeculativeDecoder
-    from speculative_t5.bench.synthetic import replay, settled_outputs
+    from speculative_t5.bench.synthetic import synthetic_plan
     from speculative_t5.cli.terminal import tips
     from speculative_t5.cpu import accelerate
     from speculative_t5.cpu.libraries import num_threads
+    from speculative_t5.decoding import decode
+    from speculative_t5.generation import GenerationOptions
 
     model = read_back(place / "target")
     about = {
@@ -122,11 +124,14 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     outputs: dict[tuple[int, ...], Sequence[int]] = {}  # by prompt, for a given acceptance
 
     def replayed(ids: list[int], max_tokens: int) -> list[int]:
-        acceptance, prompt = spec["acceptance"], tuple(ids)
+        prompt, wanted = tuple(ids), GenerationOptions(max_tokens=max_tokens)
         if prompt not in outputs:
-            plain = {prompt: decoder.generate(ids, max_tokens=max_tokens, speculative=False).tokens}
-            outputs.update(settled_outputs(decoder, plain, acceptance, max_tokens))
-        return replay(decoder, outputs, acceptance, ids, max_tokens).output
+            done = decoder.generate(ids, max_tokens=max_tokens, speculative=False)
+            outputs[prompt] = done.tokens
+        plan = synthetic_plan(decoder, outputs, spec["acceptance"])
+        requests = decoder.requests([(0, ids)], wanted)
+        *_, last = decode(decoder.model, requests, plan, batch_size=1)
+        return last.output
 
     if draft and "acceptance" in spec:
         return replayed, about  # random models do not end
