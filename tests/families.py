@@ -227,11 +227,11 @@ def _rewrite(folder: Path, tensors: dict[str, Any], split: bool, form: str) -> N
         save_torch_state_dict(tensors, folder, max_shard_size=size)
 
 
-def train_spiece(**ids: int) -> bytes:
+def train_spiece(**options: Any) -> bytes:
     stored = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT), model_writer=stored, vocab_size=120, model_type="unigram",
-        minloglevel=2, **ids,
+        minloglevel=2, **options,
     )  # fmt: skip
     return stored.getvalue()
 

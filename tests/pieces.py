@@ -24,6 +24,7 @@ class Scripted:
     prefix: str = "fix: "
     tokenizer: Any = "there is one"
     min_probability: float = 0.0
+    trained_length: int | None = None
     read: list[str] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)  # max_tokens of each call
     known: dict[tuple[int, ...], str] = field(default_factory=dict)

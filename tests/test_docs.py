@@ -63,6 +63,8 @@ CHECKED = {  # why they are not run
     "python scripts/": "measure for minutes to hours, with data that is not here",
     "python weights/training/": "train for minutes to hours",
     "python -m speculative_t5 --model google-t5/t5-small": "needs a checkpoint that has tasks",
+    "python -m speculative_t5 --model google/madlad400": "needs one that translates",
+    "python -m speculative_t5 batch prompts.txt --model google-t5/t5-small": "the same",
     "python -m speculative_t5 doctor --model": "the same, with other models",
     "python -m speculative_t5 doctor --only": "the same, for longer",
     "python -m speculative_t5 doctor --report": "the same, for minutes",

@@ -161,7 +161,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 ONLY_GENERATE: list[tuple[dict[str, Any], str]] = [
     (BEAMS, "a beam search chooses at the end"),
-    ({"scores": True}, "a stream has no scores"),
+    ({"scores": True}, "scores need finished outputs"),
     ({"temperature": 1.0, "num_return_sequences": 2}, "a stream has one output"),
 ]
 

@@ -22,7 +22,7 @@ from ..models import (
     shard,
     split_of,
 )
-from ..tokenizers import Tokenizer
+from ..tokenizers import Tokenizer, read_languages
 from .adapters import Adapter
 from .decoder_only import inspect_decoder_only, load_decoder_only
 from .hub import download, find_cached, flat_name, look_up
@@ -108,7 +108,7 @@ def load(
         )
     if folder.kind == "t5-draft":
         return load_draft(folder.path, target), None
-    prefix, least = folder.prefix, folder.min_probability
+    prefix, least, trained = folder.prefix, folder.min_probability, folder.trained_length
     model: Any
     tokenizer: Any
     if folder.kind == "decoder-only":
@@ -116,6 +116,9 @@ def load(
     else:
         model, tokenizer = _load_t5(folder, computed, group)
     tokenizer.prefix = prefix
+    tokenizer.languages = read_languages(folder.config, tokenizer.vocabulary)
+    # Of madlad400, which alone has such tokens, its authors say so.
+    tokenizer.trained_length = trained or (128 if tokenizer.vocabulary.languages else None)
     model.min_probability = least or 0.0
     return model, tokenizer
 

@@ -24,6 +24,7 @@ from ..models import (
     T5GemmaConfig,
     is_decoder_only,
     is_t5gemma,
+    read_size,
 )
 from ..tokenizers import TOKENIZER_FILES, DecoderOnlyTokenizer, Tokenizer, load_tokenizer
 from .tensors import AGAIN, NewTensor, StoredTensor, read_safetensors, write_npz
@@ -104,6 +105,12 @@ class ModelFolder:
                 f"prefix in {self.path / 'config.json'} is {prefix!r}, expected a string"
             )
         return prefix
+
+    @property
+    def trained_length(self) -> int | None:
+        """The tokens of the longest sources that the model was trained on, if it says so."""
+        name = "trained_length"
+        return read_size(self.config, name) if name in self.config else None
 
     @property
     def min_probability(self) -> float | None:

@@ -32,6 +32,7 @@ COMPARE_SECONDS, COMPARE_TURNS = 1.0, 5  # /compare stops at either
 COMMANDS = {
     "/set NAME VALUE": "change an option; /set alone shows all of them",
     "/prefix TEXT": "put TEXT and a space before each prompt; /prefix alone removes it",
+    "/to LANGUAGE": "translate each prompt to a language; /to German from English says both",
     "/stats": "statistics of the last output, and of all outputs",
     "/compare [TEXT]": "plain and speculative decoding of this prompt, or of the last one",
     "/help": "show this list",
@@ -73,7 +74,7 @@ def repl(
     first = options.load()
     settings = {
         **options.keywords, "lookup": options.lookup or options.draft_model == "lookup",
-        "prefix": first.prefix, "show_drafts": show_drafts,
+        "prefix": first.prefix, "to": None, "from_": None, "show_drafts": show_drafts,
     }  # fmt: skip
     typed, failed = terminal.is_terminal(sys.stdin), False
     conversation = Conversation(first, settings | keywords, typed=typed)
@@ -123,7 +124,8 @@ class Conversation:
             return True
         name, _, rest = line.partition(" ")
         commands = {
-            "/set": self._set, "/prefix": self._prefix, "/stats": self._stats,
+            "/set": self._set, "/prefix": self._prefix, "/to": self._to,
+            "/stats": self._stats,
             "/compare": self._compare, "/help": self._help,
         }  # fmt: skip
         if name in ("/quit", "/exit"):
@@ -191,6 +193,10 @@ class Conversation:
 
     def _prefix(self, rest: str) -> None:
         self._change(prefix=f"{rest} " if rest else "")
+
+    def _to(self, rest: str) -> None:
+        to, _, source = rest.partition(" from ")
+        self._change(prefix=self.decoder.translating(to, source or None).prefix)
 
     def _stats(self, _: str) -> None:
         if not self.done:

@@ -286,6 +286,11 @@ def note_unread(source: Source) -> None:
             f"the model's vocabulary lacks {a_few_of(source.unknown)}; "
             "it sees the unknown token instead"
         )
+    if source.trained:
+        note(
+            f"the prompt has {len(source.ids)} tokens, and the model was trained on at most "
+            f"{source.trained}: parts may be lost, unless you split it (the command document does)"
+        )
     if source.cut:
         note(f"the prompt was cut to {len(source.ids)} tokens, {source.cut} fewer than it has")
 

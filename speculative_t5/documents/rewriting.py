@@ -223,7 +223,9 @@ class Document:
 
     def _packed(self, parts: Iterable[_Part]) -> Iterator[_Part]:
         """Join sentences of one paragraph to parts as long as may be."""
-        most = self.options.piece_tokens if self.options.by == "tokens" else math.inf
+        most = self._decoder.trained_length or math.inf
+        if self.options.by == "tokens":
+            most = min(most, self.options.piece_tokens)
         pack, *others = parts
         for part in others:
             spans = pack.passage.spans + part.passage.spans

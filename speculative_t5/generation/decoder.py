@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -78,11 +79,14 @@ class SpeculativeDecoder:
             model,
             options.tokenizer,
             prefix=options.prefix,
+            to=options.to,
+            from_=options.from_,
             chat=options.chat,
             max_source_length=options.max_source_length,
             truncate=options.truncate,
         )
         self.prefix = self._prompts.prefix or ""  # of prompts, where they do not begin with it
+        self.trained_length = self._prompts.trained_length  # tokens, if the model says so
         self.is_steady = options.steady  # and prompts are decoded one at a time
         self.drafts = self.draft is not None or self._drafting.lookup  # whether anything is drafted
         self.draft_vocab = self._drafting.draft_vocab  # ids that the draft model proposes are below
@@ -207,6 +211,16 @@ class SpeculativeDecoder:
         return (outputs.as_chunk(done, detokenizer) for done in self.rounds([(0, source)], options))
 
     rewrite = takes(TextOptions)(rewrite)  # texts of any length, piece by piece
+
+    def translating(self, to: str, from_: str | None = None) -> SpeculativeDecoder:
+        """Return a decoder of the same models whose prompts are translated to another language.
+
+        Languages are names or codes; see `Languages` for errors.
+        """
+        other = copy(self)
+        other._prompts = replace(self._prompts, prefix=None, to=to, from_=from_)
+        other.prefix = other._prompts.prefix or ""
+        return other
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length, EOS included where the model is a T5.

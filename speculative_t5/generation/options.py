@@ -219,20 +219,23 @@ class GenerationOptions:
         """Whether tokens can be shown as they are chosen."""
         return self.num_return_sequences == self.num_beams == 1 and not self.scores
 
-    def check_stream(self) -> None:
-        """Refuse what only finished outputs can have."""
-        if self.num_return_sequences > 1:
+    def check_stream(self, *, several: bool = False) -> None:
+        """Refuse what only finished outputs can have; `several` outputs at a time may be fine."""
+        if self.num_return_sequences > 1 and not several:
             raise ValueError(
                 f"a stream has one output, got num_return_sequences {self.num_return_sequences}: "
                 "leave it out, or use generate"
             )
         if self.num_beams != 1:
             raise ValueError(
-                f"a stream shows tokens as they are chosen, and a beam search chooses at the end, "
-                f"got num_beams {self.num_beams}: use generate"
+                f"tokens are sent as they are chosen, and a beam search chooses at the end, got "
+                f"num_beams {self.num_beams}: leave it out, or use generate"
             )
         if self.scores:
-            raise ValueError("a stream has no scores, which need finished outputs: use generate")
+            raise ValueError(
+                "scores need finished outputs, and tokens are sent as they are chosen: leave them "
+                "out, or use generate"
+            )
 
     def transform(
         self, encode: Callable[[str, str], Sequence[Sequence[int]]], end_ids: Iterable[int] = ()
@@ -412,6 +415,12 @@ class DecodingOptions(DraftingOptions):
         None,
         "Text to put before each prompt that lacks it, for example 'summarize: '.",
         shown="the prefix named in the model's config.json, if any",
+    )
+    to: str | None = in_prompts(
+        None, "Language to translate to, in place of a prefix: a name or a code, such as pt-BR."
+    )
+    from_: str | None = in_prompts(
+        None, "Language of the prompts, for models that have to be told."
     )
     max_source_length: int | None = in_prompts(
         None,

@@ -13,6 +13,7 @@ from .base import (
     unknown_characters,
 )
 from .decoder_only import DecoderOnlyTokenizer
+from .languages import Languages, read_languages
 from .prompt_files import (
     JSON_SUFFIXES,
     MAX_LINE,

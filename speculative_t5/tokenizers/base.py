@@ -1,6 +1,7 @@
 """The roles that a tokenizer plays, what every kind shares, and ids to text as rounds emit them."""
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -15,6 +16,8 @@ TOKENIZER_FILES = (
 # Those that hold pieces, and not only settings.
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
 
+LANGUAGE = re.compile(r"<2([A-Za-z]+(?:_[A-Za-z]+)*)>")  # a token of madlad400's
+
 Message = Mapping[str, str]  # of a chat: "role" and "content"
 
 
@@ -22,7 +25,9 @@ class Tokenizer(Protocol):
     """Turns text into ids, and ids into text.
 
     One whose vocabulary may lack characters has an attribute `unknown_id`, the id that stands for
-    them. `load` adds an attribute `prefix`, the text that goes before each prompt.
+    them. `load` adds others: `prefix`, the text that goes before each prompt; `languages`, those
+    that the model translates; and `trained_length`, the tokens of the longest sources that it was
+    trained on, or None.
     """
 
     @property
@@ -52,7 +57,8 @@ def as_vocabulary(ids: Mapping[str, int], special: Iterable[int]) -> Vocabulary:
     """Identify a tokenizer by its pieces' ids and its special tokens."""
     lines = sorted(f"{i} {piece}" for piece, i in ids.items())
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return Vocabulary(len(ids), digest, frozenset(special))
+    languages = (found[1] for piece in ids if (found := LANGUAGE.fullmatch(piece)))
+    return Vocabulary(len(ids), digest, frozenset(special), tuple(sorted(languages)))
 
 
 def unknown_characters(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> str:

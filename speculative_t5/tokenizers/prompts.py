@@ -9,6 +9,7 @@ from typing import cast
 from ..decoding import LanguageModel
 from ..errors import check_integer, check_utf8, shown
 from .base import ChatTokenizer, Message, Tokenizer, unknown_characters
+from .languages import Languages
 
 CHARACTERS = 64  # of a token, at most; the longest pieces of T5 have 16, but spaces are joined
 
@@ -31,6 +32,7 @@ class Source:
     ids: list[int]  # ending with EOS for a T5
     cut: int = 0  # tokens that were cut off
     unknown: str = ""  # the characters of the text that the vocabulary lacks, each once
+    trained: int | None = None  # tokens that the model was trained on, if `ids` are more
 
 
 @dataclass
@@ -41,6 +43,8 @@ class PromptEncoder:
     tokenizer: Tokenizer | None  # None if all prompts are ids
     _: KW_ONLY
     prefix: str | None = None  # goes before each text that lacks it; None for the tokenizer's
+    to: str | None = None  # the language to translate to, which decides the prefix
+    from_: str | None = None  # and that of the text, where the model has to be told
     chat: bool = False  # whether to format a text prompt as a chat
     max_source_length: int | None = None  # in tokens; None for the model's own limit
     truncate: bool = False  # whether to cut a longer prompt instead of refusing it; not a chat
@@ -56,8 +60,19 @@ class PromptEncoder:
             )
         if self.chat and self.truncate:
             raise ValueError("truncate would cut into the chat template: leave one of them out")
+        if self.to is not None:
+            if self.prefix is not None:
+                raise ValueError(
+                    f"to is {self.to!r} and prefix is {self.prefix!r}, and both go before the "
+                    "prompt: leave out one of them"
+                )
+            languages = getattr(self.tokenizer, "languages", Languages())
+            self.prefix = languages.prefix(self.to, self.from_)
+        elif self.from_ is not None:
+            raise ValueError(f"from is {self.from_!r}, without a language to translate to: give to")
         if self.prefix is None:
             self.prefix = getattr(self.tokenizer, "prefix", "")
+        self.trained_length: int | None = getattr(self.tokenizer, "trained_length", None)
         if not isinstance(self.prefix, str):
             raise ValueError(f"prefix must be a string or None, got {self.prefix!r}")
         check_utf8("prefix", self.prefix)
@@ -87,7 +102,7 @@ class PromptEncoder:
 
         A cut prompt leaves room for `max_tokens` of output; one that may not be cut is refused.
         """
-        limit, unknown = self._longest(max_tokens), ""
+        limit, unknown, trained = self._longest(max_tokens), "", self.trained_length
         if isinstance(prompt, str) and len(prompt) > limit * CHARACTERS and not self.truncate:
             # Its tokens would take long to count.
             found = f"the prompt has {len(prompt)} characters, and {limit} tokens is all that"
@@ -96,7 +111,7 @@ class PromptEncoder:
         if isinstance(prompt, str) and self.tokenizer is not None:
             unknown = unknown_characters(self.tokenizer, prompt, ids)
         if len(ids) <= limit:
-            return Source(ids, 0, unknown)
+            return Source(ids, 0, unknown, trained if trained and len(ids) > trained else None)
         chat = self.chat or any(isinstance(part, Mapping) for part in prompt)
         if self.truncate and not chat:
             special = self.model.info.special_tokens
