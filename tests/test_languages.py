@@ -16,7 +16,7 @@ from conftest import V1_0, edit_json, write_checkpoint
 from families import train_spiece
 from messages import check_message
 
-CODES = "de en en_xx_simple fil iw pt sr sr_Latn zh zxx_xx_dtynoise".split()
+CODES = "CA Latn bg bg_Latn de en en_xx_simple fil iw mass pt sr sr_Latn zh zxx_xx_dtynoise".split()
 PIECES = [*(f"<2{code}>" for code in CODES), "<2>", "<s>"]
 MADLAD = as_vocabulary({piece: number for number, piece in enumerate(PIECES)}, ())
 PLAIN = Vocabulary(3, "0" * 64)
@@ -53,6 +53,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("German", "de"), ("deutsch", "de"), ("de", "de"), ("DE", "de"), ("de-AT", "de"),
         ("pt-BR", "pt"), ("Brazilian Portuguese", "pt"), ("he", "iw"), ("Hebrew", "iw"),
         ("Tagalog", "fil"), ("sr-Latn", "sr_Latn"), ("Serbian", "sr"), ("zh-Hans", "zh"),
+        ("en-GB", "en"), ("Bulgarian (Latin)", "bg_Latn"), ("Bulgarian", "bg"),
         ("Simplified Chinese", "zh"), ("cmn", "zh"),
     ],
 )  # fmt: skip
@@ -82,8 +83,12 @@ def test_the_language_of_the_text_is_needed_only_where_there_are_several() -> No
         (of_madlad, ("Germen",), f"to is 'Germen'{NONE}German (de) if you meant that"),
         (of_madlad, ("xyzzy",), f"to is 'xyzzy'{NONE}a name such as German, or a code such as de"),
         (of_madlad, ("",), f"to is ''{NONE}"),
-        (of_madlad, ("Klingon",), f"to is 'Klingon'{OTHER}from German (de), English (en), "),
+        (of_madlad, ("Klingon",), f"to is 'Klingon'{OTHER}from Bulgarian (bg), "),
         (of_madlad, ("Bosnian",), f"to is 'Bosnian'{OTHER}Serbian"),
+        (of_madlad, ("Catalan",), f"to is 'Catalan'{OTHER}from Bulgarian (bg), Bulgarian (Latin)"),
+        (of_madlad, ("zh-Hant",), f"to is 'zh-Hant'{OTHER}"),
+        (of_madlad, (3,), "to must be a language's name or code, got 3"),
+        (of_madlad, ("de", b"en"), "from must be a language's name or code, got b'en'"),
         (of_madlad, ("de", "my own"), f"from is 'my own'{NONE}"),
         (of_t5, ("Dutch",), f"to is 'Dutch'{OTHER}from German (de), French (fr)"),
         (of_t5, ("German", "French"), f"from is 'French'{OTHER}from English (en)"),
@@ -97,6 +102,13 @@ def test_other_languages_are_refused(
     assert message in refusal(languages, *given)
 
 
+def test_a_model_is_not_asked_for_another_script() -> None:
+    languages = Languages({("", code): code for code in ("sr", "zh")})
+    assert languages.prefix("sr-Cyrl") == "sr" and languages.prefix("zh-CN") == "zh"
+    assert refusal(languages, "sr-Latn").endswith("choose Serbian (sr), the nearest")
+    assert "choose from Serbian (sr), Chinese (zh)" in refusal(languages, "zh-TW")
+
+
 def test_of_many_languages_ten_are_listed() -> None:
     codes = "af ar bg cs da de el es et fi fr hu is it".split()
     languages = Languages({("", code): code for code in codes})
@@ -107,7 +119,9 @@ def test_of_many_languages_ten_are_listed() -> None:
     "found",
     [
         "de", [], {}, {"prefix": "<2{to}> "}, {"to": ["de"]}, OWN | {"to": 3}, OWN | {"to": None},
-        OWN | {"prefix": "{too}: "}, OWN | {"prefix": "{"}, OWN | {"to": ["d!"]}, OWN | {"from": 3},
+        OWN | {"prefix": "{too}: "}, OWN | {"prefix": None}, OWN | {"to": ["d!"]}, OWN | {"from": 3},
+        OWN | {"to": [None]}, OWN | {"to": []}, OWN | {"from": []}, OWN | {"to": ["xx"]},
+        OWN | {"to": "de"}, OWN | {"prefix": "{to.x}"}, {"prefix": "{from}", "to": ["de"]},
     ],
 )  # fmt: skip
 def test_what_config_json_says_is_checked(found: Any) -> None:
@@ -128,7 +142,9 @@ def test_a_decoder_translates_to_any_language_of_its_model(here: Path) -> None:
     german = SpeculativeDecoder(model, tokenizer=tokenizer, to="German", from_="English")
     french = german.translating("fr")
     text = "The old man sat."
+    german.generate(text, max_tokens=2)  # with a schedule, which others share
     for decoder, code in ((german, "de"), (french, "fr"), (german.translating("de"), "de")):
+        assert decoder._schedules is german._schedules
         assert decoder.prefix == f"<2{code}> "
         assert decoder.encode(text) == tokenizer.encode(f"<2{code}> {text}")
     assert french.model is german.model and german.prefix == "<2de> "

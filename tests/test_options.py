@@ -160,9 +160,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (BEAMS | {"early_stopping": 1}, "got 1"),
 ]
 ONLY_GENERATE: list[tuple[dict[str, Any], str]] = [
-    (BEAMS, "a beam search chooses at the end"),
-    ({"scores": True}, "scores need finished outputs"),
-    ({"temperature": 1.0, "num_return_sequences": 2}, "a stream has one output"),
+    (BEAMS, "num_beams is"),
+    ({"scores": True}, "scores is True, which needs"),
+    ({"temperature": 1.0, "num_return_sequences": 2}, "num_return_sequences is 2, which needs"),
 ]
 
 

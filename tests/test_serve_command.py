@@ -99,8 +99,8 @@ def test_wrong_options_are_one_line(call: Call, here: Path) -> None:
         "--api-key-file absent": "absent: No such file",
         "--api-key-file empty": "empty has no API key",
         "--cors-origin example.org": "--cors-origin must be",
-        "--num-beams 2": "a beam search chooses at the end",
-        "--scores": "scores need finished outputs",
+        "--num-beams 2": "num_beams is 2, which needs finished outputs",
+        "--scores": "scores is True, which needs finished outputs",
         "--temperature -1": "temperature must be",
     }.items():
         call("serve", "--port", "0", *arguments.split()).check_error(text)

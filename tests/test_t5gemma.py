@@ -153,6 +153,21 @@ def test_several_ids_may_end_an_output(tmp_path: Path) -> None:
         assert load(each)[0].info.eos_token_ids == {1, 5}
 
 
+def test_what_a_checkpoint_says_of_itself_is_not_said_of_what_is_made_of_it(tmp_path: Path) -> None:
+    write_gemma(tmp_path / "source", 1)
+    path = tmp_path / "source" / "config.json"
+    said = {
+        "converted_from": {"repository": "other"},
+        "draft": "small",
+        "tie_word_embeddings": None,
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    folder = convert(str(tmp_path / "source"), tmp_path / "out", dtype="bfloat16")
+    found = json.loads((folder / "config.json").read_text())
+    assert "converted_from" not in found and "dtype" not in found
+    assert found["draft"] == "small" and found["tie_word_embeddings"] is True
+
+
 def config_json(generation: int, **changes: Any) -> dict[str, Any]:
     kind = next(name for name, each in T5GEMMA_TYPES.items() if each == generation)
     return {"model_type": kind, "encoder": STACK, "decoder": STACK} | changes

@@ -118,7 +118,10 @@ def context_of(shape: str) -> int | None:
 def random_model(
     shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0, embeddings: float = EMBEDDINGS
 ) -> EncoderDecoder | DecoderOnlyModel:
-    """Make a model of a shape with random weights; its outputs mean nothing and do not end."""
+    """Make a model of a shape with random weights, whose outputs do not end.
+
+    With small `embeddings` (their standard deviation) outputs vary, and may end.
+    """
     _family(shape)  # refused here, if it is none
     if shape in SHAPES:
         model = new_model(SHAPES[shape])

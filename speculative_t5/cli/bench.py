@@ -179,11 +179,8 @@ def _replaying(
     plain, *drafting = variants
     alone = partial(plain.decoder.generate, max_tokens=wanted.max_tokens, speculative=False)
     outputs = {tuple(prompt): alone(prompt).tokens for prompt in prompts}
-    make = synthetic.synthetic_plan
-    return [
-        plain,
-        *(replace(v, plan=make(v.decoder, outputs, wanted.acceptance)) for v in drafting),
-    ]
+    plans = [synthetic.synthetic_plan(v.decoder, outputs, wanted.acceptance) for v in drafting]
+    return [plain, *(replace(v, plan=plan) for v, plan in zip(drafting, plans, strict=True))]
 
 
 def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:

@@ -37,19 +37,20 @@ def _read_options(ctx: typer.Context, name: str | None) -> str | None:
     if name is None:
         return None
     path = Path(name)
-    known = [each.name for each in ctx.command.params if each.name not in (None, "config")]
+    names = {each.opts[0].strip("-").replace("-", "_"): each.name for each in ctx.command.params}
+    del names["config"]
     options: dict[str, Any] = {}
     for key, value in _parsed(path).items():
         option = str(key).replace("-", "_")
-        if option not in known:
-            near = difflib.get_close_matches(option, known, 1)
+        if option not in names:
+            near = difflib.get_close_matches(option, names, 1)
             advice = f"write {near[0]} if you meant that" if near else "leave it out"
             raise ValueError(f"{path}: {shown(key)} is not an option: {advice}")
-        if option in options:
+        if names[option] in options:
             raise ValueError(f"{path}: {option} is there twice: leave one of them out")
-        if value is not None:  # typer reads it as if it were typed
-            options[option] = value if isinstance(value, str) else json.dumps(value)
-    ctx.default_map = options
+        if value is not None:
+            options[names[option]] = str(value).lower() if isinstance(value, bool) else str(value)
+    ctx.default_map = options  # which typer reads as if they were typed
     return name
 
 

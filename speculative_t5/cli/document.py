@@ -99,11 +99,12 @@ def document(
     whole.rewrite(batch_size=batch_size)  # checks the options
     kept = None
     if output is not None and is_file:
-        given = options.keywords | {"dtype": options.dtype}
+        given = options.keywords | {"dtype": options.dtype, "to": None, "from_": None}
+        given |= {"prefix": decoder.prefix, "trained_length": decoder.trained_length}
         header = {
             "text": hashlib.sha256(text.encode()).hexdigest(),
             "model": [decoder.model.fingerprint, decoder.draft and decoder.draft.fingerprint],
-            "set of options": asdict(whole.options) | given | {"prefix": decoder.prefix},
+            "set of options": asdict(whole.options) | given,
         }
         kept = PartialFile(output, header, resume=files.resume, force=files.force)
     with kept or nullcontext():

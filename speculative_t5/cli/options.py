@@ -136,7 +136,7 @@ def choose(
         found = read_task(options.model, options.task)
         taken = {name: v for name, v in found.options.items() if not is_given(ctx, name)}
         keywords = keywords | taken
-        if found.prefix is not None and options.prefix is options.to is None:
+        if found.prefix is not None and options.prefix is None and options.to is None:
             options = replace(options, prefix=found.prefix)
             taken["prefix"] = found.prefix
         shown = ", ".join(f"{name} {value!r}" for name, value in taken.items())

@@ -124,8 +124,7 @@ class Conversation:
             return True
         name, _, rest = line.partition(" ")
         commands = {
-            "/set": self._set, "/prefix": self._prefix, "/to": self._to,
-            "/stats": self._stats,
+            "/set": self._set, "/prefix": self._prefix, "/to": self._to, "/stats": self._stats,
             "/compare": self._compare, "/help": self._help,
         }  # fmt: skip
         if name in ("/quit", "/exit"):

@@ -286,7 +286,7 @@ def note_unread(source: Source) -> None:
             f"the model's vocabulary lacks {a_few_of(source.unknown)}; "
             "it sees the unknown token instead"
         )
-    if source.trained:
+    if source.trained and len(source.ids) > source.trained:
         note(
             f"the prompt has {len(source.ids)} tokens, and the model was trained on at most "
             f"{source.trained}: parts may be lost, unless you split it (the command document does)"

@@ -378,4 +378,5 @@ def _read(path: Path | None, shares: int) -> tuple[list[Counts], dict[int, Costs
 
 
 def _digest(kept: bytes, shares: int) -> bytes:
-    return hashlib.sha256(b"%d %b" % (shares, kept)).hexdigest().encode()
+    form = repr((shares, MAX_DRAFT, Exploration())).encode()
+    return hashlib.sha256(form + kept).hexdigest().encode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -217,9 +216,10 @@ class SpeculativeDecoder:
 
         Languages are names or codes; see `Languages` for errors.
         """
-        other = copy(self)
-        other._prompts = replace(self._prompts, prefix=None, to=to, from_=from_)
-        other.prefix = other._prompts.prefix or ""
+        from_ = from_ or self._prompts.from_
+        prompts = replace(self._prompts, prefix=None, to=to, from_=from_)
+        other = object.__new__(type(self))  # and no copy, which would learn schedules for itself
+        vars(other).update(vars(self), _prompts=prompts, prefix=prompts.prefix)
         return other
 
     def encode(self, prompt: Prompt) -> list[int]:

@@ -215,27 +215,23 @@ class GenerationOptions:
         return Detokenizer(tokenizer)
 
     @property
-    def can_stream(self) -> bool:
-        """Whether tokens can be shown as they are chosen."""
-        return self.num_return_sequences == self.num_beams == 1 and not self.scores
+    def of_finished(self) -> list[str]:
+        """The options that are set and that only finished outputs can have."""
+        given = {
+            "num_return_sequences": self.num_return_sequences > 1,
+            "num_beams": self.num_beams != 1,
+            "scores": self.scores,
+        }
+        return [name for name, is_set in given.items() if is_set]
 
     def check_stream(self, *, several: bool = False) -> None:
         """Refuse what only finished outputs can have; `several` outputs at a time may be fine."""
-        if self.num_return_sequences > 1 and not several:
-            raise ValueError(
-                f"a stream has one output, got num_return_sequences {self.num_return_sequences}: "
-                "leave it out, or use generate"
-            )
-        if self.num_beams != 1:
-            raise ValueError(
-                f"tokens are sent as they are chosen, and a beam search chooses at the end, got "
-                f"num_beams {self.num_beams}: leave it out, or use generate"
-            )
-        if self.scores:
-            raise ValueError(
-                "scores need finished outputs, and tokens are sent as they are chosen: leave them "
-                "out, or use generate"
-            )
+        for name in self.of_finished:
+            if not (several and name == "num_return_sequences"):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, which needs finished outputs, and here "
+                    "tokens are sent as they are chosen: leave it out, or use generate"
+                )
 
     def transform(
         self, encode: Callable[[str, str], Sequence[Sequence[int]]], end_ids: Iterable[int] = ()

@@ -16,7 +16,8 @@ TOKENIZER_FILES = (
 # Those that hold pieces, and not only settings.
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
 
-LANGUAGE = re.compile(r"<2([A-Za-z]+(?:_[A-Za-z]+)*)>")  # a token of madlad400's
+# A token of madlad400's for a language, and not for a script or a region; nor Gemma's <2mass>.
+LANGUAGE = re.compile(r"<2([a-z]{2,3}(?:_[A-Z][A-Za-z]+)*)>")
 
 Message = Mapping[str, str]  # of a chat: "role" and "content"
 

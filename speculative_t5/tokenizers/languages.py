@@ -7,11 +7,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..decoding import Vocabulary
-from ..errors import first_line
+from ..errors import first_line, shown
 from .base import LANGUAGE
 
 TASK = re.compile(r"translation_([a-z]+)_to_([a-z]+)")  # T5's, in task_specific_params
-# Of languages, see langcodes.tag_distance: another spelling or region; another language.
+# Of languages, see langcodes.tag_distance: another region; another language.
 NEAR, FAR = 5, 25
 
 
@@ -45,7 +45,7 @@ class Languages:
                 f"{_listed(by_source)}"
             )
         if "" in by_source:
-            _code("from", from_, ())
+            _code("from", from_, {})
             return by_source[""]
         return by_source[_closest("from", from_, by_source)]
 
@@ -58,13 +58,12 @@ def read_languages(config: Mapping[str, Any], vocabulary: Vocabulary) -> Languag
     """
     if (own := config.get("languages")) is not None:
         return Languages(_own_prefixes(own, vocabulary))
-    found: dict[tuple[str, str], str] = {}
     if vocabulary.languages:
-        import langcodes
+        from langcodes import standardize_tag
 
-        # Beside languages, madlad400 has tokens for texts without one.
-        codes = filter(langcodes.tag_is_valid, vocabulary.languages)
-        found = {("", langcodes.standardize_tag(code)): f"<2{code}> " for code in codes}
+        codes = vocabulary.languages
+        return Languages({("", standardize_tag(code)): f"<2{code}> " for code in codes})
+    found = {}
     tasks = config.get("task_specific_params")
     for name, task in tasks.items() if isinstance(tasks, dict) else ():
         prefix = task.get("prefix") if isinstance(task, dict) else None
@@ -74,20 +73,20 @@ def read_languages(config: Mapping[str, Any], vocabulary: Vocabulary) -> Languag
 
 
 def _own_prefixes(own: Any, vocabulary: Vocabulary) -> dict[tuple[str, str], str]:
-    import langcodes
+    from langcodes import get, tag_is_valid
+
+    def filled(source: str, target: str) -> str:
+        values = {"to": target, "to_name": names[target]}
+        values |= {"from": source, "from_name": names[source]} if source else {}
+        return re.sub(r"\{(.*?)\}", lambda name: values[name[1]], own["prefix"])
 
     try:
-        template, sources = own["prefix"], own.get("from", [""])
-        found = {
-            (source, target): str(template).format_map(
-                {"from": source, "from_name": source and langcodes.get(source).display_name()}
-                | {"to": target, "to_name": langcodes.get(target).display_name()}
-            )
-            for source in map(str, sources)
-            for target in map(str, own["to"])
-            if source != target
-        }
-    except (AttributeError, KeyError, IndexError, LookupError, TypeError, ValueError) as error:
+        targets, sources = own["to"], own.get("from", [""])
+        names = {code: get(code).display_name() for code in (*targets, *filter(None, sources))}
+        if not (targets and sources and all(map(tag_is_valid, names))):
+            raise ValueError("no languages, or unknown ones")
+        found = {(s, t): filled(s, t) for s in sources for t in targets if s != t}
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"languages in config.json cannot be read ({type(error).__name__}: {first_line(error)})"
             ": write an object with a prefix, such as '<2{to}> ', and lists of codes, to and from"
@@ -104,31 +103,37 @@ def _own_prefixes(own: Any, vocabulary: Vocabulary) -> dict[tuple[str, str], str
 
 def _closest(name: str, language: str, codes: Iterable[str]) -> str:
     """Return which of the model's codes a language's name or code means; refuse others."""
-    import langcodes
+    from langcodes import closest_match, get
 
-    known = [*dict.fromkeys(codes)]
+    known = {get(code).display_name().casefold(): code for code in codes}
     code = _code(name, language, known)
-    near, distance = langcodes.closest_match(code, known, max_distance=FAR)
-    if distance <= NEAR:
+    near, distance = closest_match(code, [*known.values()], max_distance=FAR)
+    if distance <= NEAR and get(near).maximize().script == get(code).maximize().script:
         return near
-    named = f"{_listed([near])}, the nearest" if near != "und" else f"from {_listed(known)}"
+    named = (
+        f"{_listed([near])}, the nearest" if near != "und" else f"from {_listed(known.values())}"
+    )
     raise ValueError(
         f"{name} is {language!r}, which is not among the model's languages: choose {named}"
     )
 
 
-def _code(name: str, language: str, known: Iterable[str]) -> str:
-    """Return the code of a language that is given as a code or a name, in any language."""
-    import langcodes
+def _code(name: str, language: str, known: Mapping[str, str]) -> str:
+    """Return the code of a language that is given as a code, or as a name in any language.
 
+    `known` are the model's codes, by the names that messages give them.
+    """
+    from langcodes import find, standardize_tag, tag_is_valid
+
+    if not isinstance(language, str):
+        raise ValueError(f"{name} must be a language's name or code, got {shown(language)}")
+    if (asked := language.casefold()) in known:
+        return known[asked]
     try:
-        if langcodes.tag_is_valid(language):
-            return langcodes.standardize_tag(language)
-        return str(langcodes.find(language))
+        return standardize_tag(language) if tag_is_valid(language) else str(find(language))
     except (LookupError, ValueError) as error:
-        names = {langcodes.get(code).display_name().lower(): code for code in known}
-        near = get_close_matches(str(language).lower(), names, 3)
-        meant = f"{_listed(names[each] for each in near)} if you meant that"
+        near = get_close_matches(asked, known, 3)
+        meant = f"{_listed(known[each] for each in near)} if you meant that"
         raise ValueError(
             f"{name} is {language!r}, which names no language: give "
             + (meant if near else "a name such as German, or a code such as de or pt-BR")
@@ -136,8 +141,8 @@ def _code(name: str, language: str, known: Iterable[str]) -> str:
 
 
 def _listed(codes: Iterable[str], most: int = 10) -> str:
-    import langcodes
+    from langcodes import get
 
-    names = [f"{langcodes.get(code).display_name()} ({code})" for code in codes]
+    names = [f"{get(code).display_name()} ({code})" for code in codes]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

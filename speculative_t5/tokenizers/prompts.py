@@ -32,7 +32,7 @@ class Source:
     ids: list[int]  # ending with EOS for a T5
     cut: int = 0  # tokens that were cut off
     unknown: str = ""  # the characters of the text that the vocabulary lacks, each once
-    trained: int | None = None  # tokens that the model was trained on, if `ids` are more
+    trained: int | None = None  # the most that the model was trained on, if it says so
 
 
 @dataclass
@@ -66,6 +66,8 @@ class PromptEncoder:
                     f"to is {self.to!r} and prefix is {self.prefix!r}, and both go before the "
                     "prompt: leave out one of them"
                 )
+            if self.tokenizer is None:
+                raise ValueError("to is for prompts as text, which need a tokenizer: give one")
             languages = getattr(self.tokenizer, "languages", Languages())
             self.prefix = languages.prefix(self.to, self.from_)
         elif self.from_ is not None:
@@ -102,7 +104,7 @@ class PromptEncoder:
 
         A cut prompt leaves room for `max_tokens` of output; one that may not be cut is refused.
         """
-        limit, unknown, trained = self._longest(max_tokens), "", self.trained_length
+        limit, unknown = self._longest(max_tokens), ""
         if isinstance(prompt, str) and len(prompt) > limit * CHARACTERS and not self.truncate:
             # Its tokens would take long to count.
             found = f"the prompt has {len(prompt)} characters, and {limit} tokens is all that"
@@ -111,14 +113,14 @@ class PromptEncoder:
         if isinstance(prompt, str) and self.tokenizer is not None:
             unknown = unknown_characters(self.tokenizer, prompt, ids)
         if len(ids) <= limit:
-            return Source(ids, 0, unknown, trained if trained and len(ids) > trained else None)
+            return Source(ids, 0, unknown, self.trained_length)
         chat = self.chat or any(isinstance(part, Mapping) for part in prompt)
         if self.truncate and not chat:
             special = self.model.info.special_tokens
             decoder_only = self.model.info.is_decoder_only
             keep = keep_end if decoder_only else keep_beginning
             kept = keep(ids, limit, special)
-            return Source(kept, len(ids) - limit, unknown)
+            return Source(kept, len(ids) - limit, unknown, self.trained_length)
         found = f"the prompt has {len(ids)} tokens, more than the {limit} that"
         raise self._too_long(found, chat=chat)
 
