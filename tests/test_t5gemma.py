@@ -159,7 +159,7 @@ def test_what_a_checkpoint_says_of_itself_is_not_said_of_what_is_made_of_it(tmp_
     said = {
         "converted_from": {"repository": "other"},
         "draft": "small",
-        "tie_word_embeddings": None,
+        "dtype": "float32",
     }
     path.write_text(json.dumps(json.loads(path.read_text()) | said))
     folder = convert(str(tmp_path / "source"), tmp_path / "out", dtype="bfloat16")
