@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 from checkpoints import write_causal
 from commands import caller
-from conftest import REPOSITORY, V1_1, write_checkpoint
+from conftest import REPOSITORY, V1_1, edit_json, write_checkpoint
 from families import write_adapter
 from local_hub import Hub, use
 from test_build import MODELS
@@ -175,8 +175,11 @@ def test_python_runs_and_prints_what_it_says(
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Hub]:
     root = tmp_path_factory.mktemp("hub")
+    german = {"translation_en_to_de": {"prefix": "translate English to German: "}}
     for size in ("small", "large", "xl", "xxl"):
-        shutil.copytree(checkpoint, root / f"google/flan-t5-{size}")
+        folder = root / f"google/flan-t5-{size}"
+        shutil.copytree(checkpoint, folder)
+        edit_json(folder / "config.json", task_specific_params=german)
     for name, kind in CAUSAL.items():
         write_causal(root / name, kind)
     server = Hub(root)

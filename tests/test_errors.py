@@ -174,7 +174,7 @@ BAD_INPUT = {
     "PAIR --suppress-tokens 3,x HELLO": "'3,x'",
     "PAIR --stop '' HELLO": "a stop string must be text that is not empty, got ''",
     "BATCH PAIR -n 2": "greedy decoding has only one output",
-    "repl PAIR -n 2 --temperature 1": "got num_return_sequences 2",
+    "repl PAIR -n 2 --temperature 1": "num_return_sequences is 2",
     "PAIR --dtype int3 HELLO": "'int3'",
     "--prompt caf\udce9": "--prompt is not UTF-8: byte 0xe9",
     "batch": "INPUT",

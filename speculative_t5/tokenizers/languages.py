@@ -84,7 +84,7 @@ def _own_prefixes(own: Any, vocabulary: Vocabulary) -> dict[tuple[str, str], str
         targets, sources = own["to"], own.get("from", [""])
         names = {code: get(code).display_name() for code in (*targets, *filter(None, sources))}
         if not (targets and sources and all(map(tag_is_valid, names))):
-            raise ValueError("no languages, or unknown ones")
+            raise LookupError("no languages, or unknown ones")
         found = {(s, t): filled(s, t) for s in sources for t in targets if s != t}
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
