@@ -82,15 +82,17 @@ def _own_prefixes(own: Any, vocabulary: Vocabulary) -> dict[tuple[str, str], str
 
     try:
         targets, sources = own["to"], own.get("from", [""])
-        names = {code: get(code).display_name() for code in (*targets, *filter(None, sources))}
-        if not (targets and sources and all(map(tag_is_valid, names))):
-            raise LookupError("no languages, or unknown ones")
+        codes = filter(tag_is_valid, (*targets, *filter(None, sources)))
+        names = {code: get(code).display_name() for code in codes}
         found = {(s, t): filled(s, t) for s in sources for t in targets if s != t}
+        fault = "" if found else "no languages"
     except (AttributeError, LookupError, TypeError, ValueError) as error:
+        fault = f"{type(error).__name__}: {first_line(error)}"
+    if fault:
         raise ValueError(
-            f"languages in config.json cannot be read ({type(error).__name__}: {first_line(error)})"
-            ": write an object with a prefix, such as '<2{to}> ', and lists of codes, to and from"
-        ) from error
+            f"languages in config.json cannot be read ({fault}): write an object with a prefix, "
+            "such as '<2{to}> ', and lists of codes, to and from"
+        )
     for prefix in found.values():
         for code in LANGUAGE.findall(prefix):
             if code not in vocabulary.languages:
