@@ -120,7 +120,8 @@ def test_of_many_languages_ten_are_listed() -> None:
     [
         "de", [], {}, {"prefix": "<2{to}> "}, {"to": ["de"]}, OWN | {"to": 3}, OWN | {"to": None},
         OWN | {"prefix": "{too}"}, OWN | {"prefix": None}, OWN | {"to": ["d!"]}, OWN | {"from": 3},
-        OWN | {"to": [None]}, OWN | {"to": []}, OWN | {"from": []}, OWN | {"to": ["xx"]},
+        OWN | {"to": 60_000 * ["en"]}, OWN | {"to": [None]}, OWN | {"to": []}, OWN | {"from": []},
+        OWN | {"to": ["xx"]},
         OWN | {"to": "de"}, OWN | {"prefix": "{to.x}"}, {"prefix": "{from}", "to": ["de"]},
     ],
 )  # fmt: skip

@@ -13,6 +13,7 @@ from .base import LANGUAGE
 TASK = re.compile(r"translation_([a-z]+)_to_([a-z]+)")  # T5's, in task_specific_params
 # Of languages, see langcodes.tag_distance: another region; another language.
 NEAR, FAR = 5, 25
+MOST_PAIRS = 10**5  # that a config.json may name
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,7 @@ def read_languages(config: Mapping[str, Any], vocabulary: Vocabulary) -> Languag
     if vocabulary.languages:
         from langcodes import standardize_tag
 
-        codes = vocabulary.languages
-        return Languages({("", standardize_tag(code)): f"<2{code}> " for code in codes})
+        return Languages({("", standardize_tag(c)): f"<2{c}> " for c in vocabulary.languages})
     found = {}
     tasks = config.get("task_specific_params")
     for name, task in tasks.items() if isinstance(tasks, dict) else ():
@@ -84,8 +84,10 @@ def _own_prefixes(own: Any, vocabulary: Vocabulary) -> dict[tuple[str, str], str
         targets, sources = own["to"], own.get("from", [""])
         codes = filter(tag_is_valid, (*targets, *filter(None, sources)))
         names = {code: get(code).display_name() for code in codes}
+        if len(targets) * len(sources) > MOST_PAIRS:
+            targets = ()
         found = {(s, t): filled(s, t) for s in sources for t in targets if s != t}
-        fault = "" if found else "no languages"
+        fault = "" if found else f"no languages, or more than {MOST_PAIRS:,} pairs of them"
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         fault = f"{type(error).__name__}: {first_line(error)}"
     if fault:
@@ -121,10 +123,7 @@ def _closest(name: str, language: str, codes: Iterable[str]) -> str:
 
 
 def _code(name: str, language: str, known: Mapping[str, str]) -> str:
-    """Return the code of a language that is given as a code, or as a name in any language.
-
-    `known` are the model's codes, by the names that messages give them.
-    """
+    """Return the code of a language, given that or a name; `known` are the model's, by name."""
     from langcodes import find, standardize_tag, tag_is_valid
 
     if not isinstance(language, str):
