@@ -72,6 +72,7 @@ def test_the_language_of_the_text_is_needed_only_where_there_are_several() -> No
     for given in (("German",), ("de", "en-US")):
         assert of_t5.prefix(*given) == "translate English to German: "
     assert of_own.prefix("Portuguese", "German") == "de>pt-BR German to Portuguese (Brazil): "
+    assert of_own.prefix("Portuguese", "English") == "en>pt-BR English to Portuguese (Brazil): "
     assert of_own.prefix("English") == "de>en German to English: "
     found = refusal(of_own, "pt-BR")
     assert found.endswith("the language of the text: give from, one of German (de), English (en)")
