@@ -144,7 +144,7 @@ def _config_json(config: ModelConfig, source: ModelFolder) -> dict[str, Any]:
     """Return what is read back as this config: a T5's own entries, or those of the checkpoint."""
     if isinstance(config, T5Config):
         return config.to_dict()
-    left_out = ("draft", "converted_from", "dtype")  # which are not those of what is written
+    left_out = ("draft", "converted_from", "dtype")  # true of the checkpoint alone
     raw = {name: value for name, value in source.config.items() if name not in left_out}
     raw["tie_word_embeddings"] = not config.own_head  # whatever the checkpoint says
     how = config.quantization

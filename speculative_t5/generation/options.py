@@ -416,7 +416,7 @@ class DecodingOptions(DraftingOptions):
         None, "Language to translate to, in place of a prefix: a name or a code, such as pt-BR."
     )
     from_: str | None = in_prompts(
-        None, "Language of the prompts, for models that have to be told."
+        None, "Language of the prompts, for a model that needs to know it."
     )
     max_source_length: int | None = in_prompts(
         None,

@@ -71,7 +71,7 @@ class PromptEncoder:
             languages = getattr(self.tokenizer, "languages", Languages())
             self.prefix = languages.prefix(self.to, self.from_)
         elif self.from_ is not None:
-            raise ValueError(f"from is {self.from_!r}, without a language to translate to: give to")
+            raise ValueError(f"from is {self.from_!r}, and to is missing: give both")
         if self.prefix is None:
             self.prefix = getattr(self.tokenizer, "prefix", "")
         self.trained_length: int | None = getattr(self.tokenizer, "trained_length", None)
