@@ -1,7 +1,7 @@
 """A decoder whose outputs are set, to test what is done with them."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from speculative_t5.decoding import Stats
@@ -25,6 +25,9 @@ class Scripted:
     tokenizer: Any = "there is one"
     min_probability: float = 0.0
     trained_length: int | None = None
+    languages: tuple[str, str] | None = None
+    is_steady: bool = False
+    beams: Sequence[str] = ("",)  # the outputs of a beam search, for any text
     read: list[str] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)  # max_tokens of each call
     known: dict[tuple[int, ...], str] = field(default_factory=dict)
@@ -47,6 +50,8 @@ class Scripted:
         batch_size: int | None = None,
         max_tokens: int = 256,
         speculative: bool = True,
+        num_beams: int = 1,
+        num_return_sequences: int = 1,
     ) -> Iterator[tuple[int, Generation]]:
         requests = list(prompts)
         self.limits += [max_tokens] * bool(requests)
@@ -58,7 +63,11 @@ class Scripted:
                 text = text.removeprefix(self.prefix)
                 self.read.append(text)
                 reason: Any = "length" if self.cut(text) else "eos"
-                answer = self.answer(text)
-                yield index, Generation(answer, [*map(hash, answer.split())], reason, STATS)
+                answers = self.beams if num_beams > 1 else [self.answer(text)]
+                first, *others = (
+                    Generation(answer, [*map(hash, answer.split())], reason, STATS)
+                    for answer in answers
+                )
+                yield index, replace(first, alternatives=tuple(others))
 
         return outputs()

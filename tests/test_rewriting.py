@@ -173,7 +173,9 @@ def test_parts_that_are_done_are_left_out() -> None:
     assert [piece.refused for piece in whole.kept] == ["I have it 1 there."]
     for skipped in ({0}, {1, 2}, set(range(len(document)))):
         done = {n: pieces[n] for n in skipped}
-        kept = {n: document.piece(n, p.output, p.reason, p.refused) for n, p in done.items()}
+        kept = {
+            n: document.piece(n, p.output, p.reason, refused=p.refused) for n, p in done.items()
+        }
         assert kept == {n: replace(piece, stats=None) for n, piece in done.items()}
         rest = dict(document.rewrite(skip=kept))
         assert not rest.keys() & kept.keys()
@@ -188,7 +190,7 @@ def test_what_cannot_be_rewritten_is_refused() -> None:
     cases: list[tuple[Any, Any, dict[str, Any], str]] = [
         (decoder, "x", {name: value}, found)
         for name, value, found in (
-            ("by", "word", "'word'"), ("language", "xx", "'xx'"), ("language", None, "None"),
+            ("by", "word", "'word'"), ("language", "xx", "'xx'"), ("language", 1, "language 1"),
             ("max_tokens", 0, "got 0"), ("piece_tokens", 1, "got 1"), ("batch_size", 0, "got 0"),
             ("min_similarity", 1.5, "1.5"), ("min_similarity", "a", "'a'"),
             ("min_probability", -0.1, "-0.1"),

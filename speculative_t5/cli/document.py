@@ -136,14 +136,14 @@ def _decoded(whole: Document, kept: PartialFile | None, batch_size: int | None) 
     pieces: dict[int, Piece] = {}
     for number, earlier in kept.earlier.items() if kept else ():
         if number in range(len(whole)):
-            refused = earlier.get("refused")
-            pieces[number] = whole.piece(number, earlier["output"], earlier["reason"], refused)
+            kept_as = {name: earlier.get(name) for name in ("refused", "retried")}
+            pieces[number] = whole.piece(number, earlier["output"], earlier["reason"], **kept_as)
     began = time.perf_counter()
     with tqdm(total=len(whole), initial=len(pieces), unit=" pieces", disable=None) as bar:
         for number, piece in whole.rewrite(batch_size=batch_size, skip=pieces):
             pieces[number] = piece
             if kept:
-                names = ("output", "reason", "refused")
+                names = ("output", "reason", "refused", "retried")
                 kept.append({"piece": number} | {name: getattr(piece, name) for name in names})
             bar.update()
     return whole.result(pieces, time.perf_counter() - began)

@@ -11,20 +11,22 @@ _BREAK = re.compile(r"[\r\n]")
 _FACTS = re.compile(r"\d(?:[\d.,:/]*\d)?|[^\s<>()\"]+@[^\s<>()\"]+\w|(?:https?://|www\.)\S*\w")
 
 
-def arranged(words: Sequence[str], gaps: Sequence[str], output: Sequence[str]) -> str | None:
+def arranged(
+    words: Sequence[str], gaps: Sequence[str], output: Sequence[str], joint: str = " "
+) -> str | None:
     r"""Join the words of an output by the gaps between the words of its source.
 
     Words are matched by difflib, without their case and punctuation; those in between are mapped in
     proportion. Each line break comes before the word that its next line's first word became, and
     at least one word is left for each line. Other gaps than single spaces are kept where both their
-    words have neighbours in the output. The result is None if the output has fewer words than the
-    source has lines.
+    words have neighbours in the output; elsewhere is the `joint`. The result is None if the output
+    has fewer words than the source has lines.
 
     Example: for the words of "He go to\n> school" and "He goes to school now." the result is "He
     goes to\n> school now."
     """
     places = _places(words, output)
-    joints = [" "] * (len(output) - 1)
+    joints = [joint] * (len(output) - 1)
     breaks = [i for i, gap in enumerate(gaps, 1) if _BREAK.search(gap)]
     placed = _spread([places[i] for i in breaks], len(output))
     if placed is None:
@@ -34,7 +36,7 @@ def arranged(words: Sequence[str], gaps: Sequence[str], output: Sequence[str]) -
             joints[places[i] - 1] = gap
     for i, place in zip(breaks, placed, strict=True):
         joints[place - 1] = gaps[i - 1]
-    return "".join(joint + word for joint, word in zip(["", *joints], output, strict=True))
+    return "".join(gap + word for gap, word in zip(["", *joints], output, strict=True))
 
 
 def _places(words: Sequence[str], output: Sequence[str]) -> list[int]:

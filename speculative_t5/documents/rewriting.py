@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..decoding import Sampler, Stats, pair_probabilities, total
 from ..errors import check_options, check_utf8, count, described, option
 from .comparison import as_page, as_table
 from .layout import arranged, same_facts, similarity
-from .splitting import LANGUAGES, Passage, is_label, keeps_lines, paragraphs, sentences
+from .splitting import (
+    LANGUAGES,
+    Breaks,
+    Passage,
+    clauses,
+    is_label,
+    keeps_lines,
+    paragraphs,
+    sentences,
+)
+from .translation import Translation, has_words, identifier
 
 if TYPE_CHECKING:
     from ..generation import Generation, SpeculativeDecoder
 
 By = Literal["sentence", "paragraph", "tokens"]
+BEAMS = 4  # of the last try of a translation
 
 
 @described
@@ -29,18 +40,21 @@ class RewriteOptions:
     By "paragraph", a long one is decoded as many of its sentences at a time as the model reads.
     Pieces of like length have the same `max_tokens` by default, and are decoded together.
     Similarity is difflib's ratio of letters and digits; set it to 0 for a model that does something
-    other than correct. `min_probability` is for any token of an output that changes its piece, as
-    in GECToR (Omelianchuk et al. 2020, arXiv:2005.12592): the higher it is, the fewer wrong
-    corrections are made, but also the fewer right ones.
+    other than correct or translate. `min_probability` is for any token of an output that changes
+    its piece, as in GECToR (Omelianchuk et al. 2020, arXiv:2005.12592): the higher it is, the fewer
+    wrong corrections are made, but also the fewer right ones.
     """
 
-    by: By = option(
-        "sentence",
+    by: By | None = option(
+        None,
         "What to decode at a time: sentence, paragraph, or tokens (as many sentences as fit in "
         "--piece-tokens).",
+        shown="tokens with --to, else sentence",
     )
-    language: str = option(
-        "en", "Code of the language whose rules split the text into sentences, such as en or de."
+    language: str | None = option(
+        None,
+        "Code of the language whose rules split the text into sentences, such as en or de.",
+        shown="what --to translates from, or en",
     )
     piece_tokens: int = option(128, "With --by tokens: most tokens to decode at a time.", least=2)
     max_tokens: int | None = option(
@@ -49,10 +63,11 @@ class RewriteOptions:
         shown="twice the piece's and 16 more, rounded up",
         least=1,
     )
-    min_similarity: float = option(
-        0.75,
+    min_similarity: float | None = option(
+        None,
         "Leave a piece as it is if its output is less similar to it than this, from 0 to 1; above "
         "0, also if numbers or addresses in it would change.",
+        shown="0.75; with --to, translations are checked instead",
         least=0.0,
         most=1.0,
     )
@@ -66,10 +81,10 @@ class RewriteOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.by not in get_args(By):
+        if self.by not in (None, *get_args(By)):
             names = ", ".join(map(repr, get_args(By)))
             raise ValueError(f"by is {self.by!r}, expected one of {names}")
-        if self.language not in LANGUAGES:
+        if self.language not in (None, *LANGUAGES):
             raise ValueError(
                 f"there are no sentence rules for the language {self.language!r}: choose one of "
                 f"{', '.join(LANGUAGES)}"
@@ -95,12 +110,13 @@ class Piece:
     output: str  # what stands there now; `source` if nothing was changed
     reason: str | None = None  # why the model's output is not used, or none was made
     refused: str | None = None  # output not used, laid out as `source` if it has enough words
+    retried: str | None = None  # how another try went well: "by clauses" or "by beams"
     stats: Stats | None = None  # what decoding it cost; None if it was not decoded in this run
 
     @property
     def status(self) -> Literal["changed", "same", "kept"]:
-        """What became of it; "kept" is for what has a reason."""
-        if self.reason is not None:
+        """What became of it; "kept" is for what has a reason, and no other try went well."""
+        if self.reason is not None and self.retried is None:
             return "kept"
         return "same" if self.output == self.source else "changed"
 
@@ -126,6 +142,8 @@ class Rewritten:
         """Say how many pieces there are, and what became of them."""
         changed = sum(piece.status == "changed" for piece in self.pieces)
         parts = [f"{changed:,} of {count(len(self.pieces), 'piece')} changed"]
+        if retried := sum(piece.retried is not None for piece in self.pieces):
+            parts.append(f"{retried:,} at another try")
         if self.kept:
             parts.append(f"{len(self.kept):,} kept unchanged")
         return ", ".join(parts)
@@ -182,29 +200,63 @@ class _Part:
 class Document:
     """A text split into the pieces to rewrite; for errors see `rewrite`."""
 
-    def __init__(self, decoder: SpeculativeDecoder, text: str, options: RewriteOptions) -> None:
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        text: str,
+        options: RewriteOptions,
+        breaks: Breaks = "wrapped",
+    ) -> None:
         if not isinstance(text, str):
             raise ValueError(f"text must be a string, got {type(text).__name__}")
         check_utf8("the text", text)
         if decoder.tokenizer is None:
             raise ValueError("a text needs a tokenizer, and this decoder has none: give it one")
-        if options.min_probability is None:
-            options = replace(options, min_probability=decoder.min_probability)
-        self.text, self.options, self._decoder = text, options, decoder
+        self.text, self._decoder, self._breaks = text, decoder, breaks
+        self._translation: Translation | None = None
+        if decoder.languages:
+            source, target = decoder.languages
+            self._translation = Translation(source or identifier().classify(text)[0], target)
+            if options.min_similarity is not None:
+                raise ValueError(
+                    f"min_similarity is {options.min_similarity:g}, and a translation is not "
+                    "similar to its source: leave one of them out"
+                )
+        self.options = self._with_defaults(options)
         self._parts = [*self._split()]
+
+    def _with_defaults(self, options: RewriteOptions) -> RewriteOptions:
+        """Fill in what depends on the decoder."""
+        defaults: dict[str, Any] = {"by": "sentence", "language": "en", "min_similarity": 0.75}
+        if self._translation:
+            code = self._translation.source.partition("-")[0]
+            language = code if code in LANGUAGES else "en"
+            defaults = {"by": "tokens", "language": language, "min_similarity": 0.0}
+        defaults["min_probability"] = self._decoder.min_probability
+        missing = {name: v for name, v in defaults.items() if getattr(options, name) is None}
+        return replace(options, **missing)
 
     def __len__(self) -> int:
         return len(self._parts)
 
     def _split(self) -> Iterator[_Part]:
-        text, options = self.text, self.options
-        for paragraph in paragraphs(text):
-            found = sentences(text, paragraph, options.language)
-            read = (self._read(each) for each in found if not is_label(each.flat(text)))
-            for readable, group in groupby(read, key=lambda part: part.reason is None):
-                several = list(group)
-                pack = readable and options.by != "sentence"
+        text, labels = self.text, self._translation is not None
+        for paragraph in paragraphs(text, labels=labels, breaks=self._breaks):
+            found = sentences(text, paragraph, self._language)
+            # None stands between parts that are not to be joined.
+            read = (self._read(each) if self._is_text(each.flat(text)) else None for each in found)
+            for readable, group in groupby(read, key=lambda part: part and part.reason is None):
+                several = [part for part in group if part is not None]
+                pack = readable and self.options.by != "sentence"
                 yield from self._packed(several) if pack else several
+
+    @property
+    def _language(self) -> str:
+        return self.options.language or "en"
+
+    def _is_text(self, flat: str) -> bool:
+        """Whether a sentence, on one line, goes through the model."""
+        return has_words(flat) if self._translation else not is_label(flat)
 
     def _read(self, passage: Passage) -> _Part:
         """Encode a passage, and find out whether the model can read it."""
@@ -257,38 +309,91 @@ class Document:
             for i, part in left:
                 if part.reason is not None:
                     yield i, self.piece(i, None, part.reason)
-            for limit, group in groupby(readable, key=lambda each: each[1].limit):
-                requests = [(i, part.ids) for i, part in group]
-                for i, done in decoder.iter_batch(
-                    requests, batch_size=batch_size, max_tokens=limit, speculative=speculative
-                ):
-                    yield i, self._judged(i, done)
+            failed = {}
+            for i, done in self._decoded(readable, batch_size=batch_size, speculative=speculative):
+                piece = self._judged(i, done)
+                if piece.reason and self._translation:
+                    failed[i] = piece
+                else:
+                    yield i, piece
+            if failed:
+                yield from self._retried(failed, batch_size=batch_size, speculative=speculative)
 
         return pieces()
 
-    def piece(
-        self, number: int, output: str | None, reason: str | None, refused: str | None = None,
-        stats: Stats | None = None,
-    ) -> Piece:  # fmt: skip
-        """Return what stands in the place of a part; None is what was there."""
+    def _decoded(
+        self, parts: Sequence[tuple[int, _Part]], **keywords: Any
+    ) -> Iterator[tuple[int, Generation]]:
+        """Decode parts in order of `limit`; yield the number of each, and its output."""
+        by_limit = sorted(parts, key=lambda each: each[1].limit)
+        for limit, group in groupby(by_limit, key=lambda each: each[1].limit):
+            requests = [(i, part.ids) for i, part in group]
+            yield from self._decoder.iter_batch(requests, max_tokens=limit, **keywords)
+
+    def _retried(
+        self, failed: dict[int, Piece], *, batch_size: int | None, speculative: bool
+    ) -> Iterator[tuple[int, Piece]]:
+        """Try pieces again clause by clause, then by a beam search; keep those that fail thrice."""
+        parts: list[tuple[int, _Part]] = []
+        for i in failed:
+            found = clauses(self.text, self._parts[i].passage, self._language)
+            parts += [(i, self._read(each)) for each in found if len(found) > 1]
+        tries: dict[int, list[Generation]] = {i: [] for i in failed}
+        numbered = [(n, part) for n, (_, part) in enumerate(parts)]
+        outputs = dict(self._decoded(numbered, batch_size=batch_size, speculative=speculative))
+        for n, (i, _) in enumerate(parts):
+            tries[i].append(outputs[n])
+        left = {}
+        for i, piece in failed.items():
+            joined = [_joined(tries[i])] if tries[i] else []
+            again = self._first_good(i, piece, joined, "by clauses")
+            if again.retried:
+                yield i, again
+            else:
+                left[i] = again
+        searches = self._decoded(
+            [(i, self._parts[i]) for i in left if not self._decoder.is_steady],
+            batch_size=batch_size, num_beams=BEAMS, num_return_sequences=BEAMS, speculative=False,
+        )  # fmt: skip
+        for i, done in searches:
+            yield i, self._first_good(i, left.pop(i), [done, *done.alternatives], "by beams")
+        yield from left.items()
+
+    def _first_good(
+        self, number: int, piece: Piece, tries: Sequence[Generation], how: str
+    ) -> Piece:
+        """Return the piece of the first output that is good; else the one that there is."""
+        costs = [each for each in (piece.stats, *(done.stats for done in tries[:1])) if each]
+        for done in tries:
+            again = self._judged(number, done)
+            if again.reason is None:
+                piece = replace(again, reason=piece.reason, refused=piece.refused, retried=how)
+                break
+        return replace(piece, stats=total(costs))
+
+    def piece(self, number: int, output: str | None, reason: str | None, **more: Any) -> Piece:
+        """Return what stands in the place of a part; an output of None is what was there."""
         passage = self._parts[number].passage
         source = self.text[passage.start : passage.end]
-        output = source if output is None else output
-        return Piece(passage.line, source, output, reason, refused, stats)
+        return Piece(passage.line, source, source if output is None else output, reason, **more)
 
     def _judged(self, number: int, done: Generation) -> Piece:
         """Return a piece with its output in the layout of its source, if the output is good."""
         part = self._parts[number]
         words, gaps = part.passage.words(self.text)
-        source, output = " ".join(words), done.text.split()
-        laid_out, reason = arranged(words, gaps, output) if output else None, None
-        least = self.options.min_similarity
+        source, output, joint = " ".join(words), done.text.split(), " "
+        if self._translation and len(output) == 1:  # also the whole output in some languages
+            output, joint = [*output[0]], ""
+        laid_out, reason = arranged(words, gaps, output, joint) if output else None, None
+        least = self.options.min_similarity or 0.0
         if done.finish_reason == "length":
             reason = f"its output did not end within {count(done.stats.emitted, 'token')}"
         elif not output:
             reason = "its output is empty"
         elif self._has_unknown(source, done):
             reason = "its output has an unknown character"
+        elif fault := self._translation and self._translation.fault(source, done.text.strip()):
+            reason = fault
         elif (found := similarity(source, done.text)) < least:
             reason = f"its output is too different, with a similarity of {found:.2f}"
         elif least and not same_facts(source, done.text):
@@ -300,7 +405,8 @@ class Document:
         elif output != words:
             reason = self._doubt(part, done)
         if reason:
-            return self.piece(number, None, reason, laid_out or done.text or None, done.stats)
+            refused = laid_out or done.text or None
+            return self.piece(number, None, reason, refused=refused, stats=done.stats)
         return self.piece(number, laid_out, None, stats=done.stats)
 
     def _has_unknown(self, source: str, done: Generation) -> bool:
@@ -330,3 +436,15 @@ class Document:
         stats = total([piece.stats for piece in ordered if piece.stats is not None])
         text = "".join([*parts, self.text[at:]])
         return Rewritten(text, self.text, ordered, replace(stats, seconds=seconds))
+
+
+def _joined(parts: Sequence[Generation]) -> Generation:
+    """Return the outputs for the clauses of a piece as one."""
+    ends = [done.finish_reason for done in parts if done.finish_reason != "eos"]
+    return replace(
+        parts[0],
+        text=" ".join(done.text.strip() for done in parts),
+        tokens=[token for done in parts for token in done.tokens],
+        finish_reason=ends[0] if ends else "eos",
+        stats=total([done.stats for done in parts]),
+    )

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise
+from typing import Literal
 
 # Those that sentencex has rules for.
 LANGUAGES = (
@@ -13,6 +15,7 @@ WRAPPED = range(40, 121)  # characters of a line that was broken because it was 
 INDENT = 4  # columns before code
 TILDES = 4  # that underline a heading, at least
 LABEL = 4  # words of a label, at most
+CLAUSE = 3  # words of a clause, at least
 
 _WORD = re.compile(r"\S+")
 _LINE = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
@@ -32,10 +35,16 @@ _KIND = re.compile(
     rf"({_FENCE.pattern}|{_HEADING.pattern}|</?[A-Za-z]|<[!?]|\[[^\]]*\]:)?"
 )
 _END = re.compile(r"[.!?…。！？؟।։][\"'”’»)\]*_]*$")
+_CELL = re.compile(r"[^\s|](?:[^|\t]*?[^\s|])?(?=\s*(?:\||\t| {4}|$))")
+_LINK = re.compile(r"\[[^\]]+\]:[ \t]")  # where its target stands
+_PAUSE = re.compile(r"[,;:—–]$|[，；：、]")
 _BLANK = re.compile(r"\s*$")
 _OPENING = "\"'“‘„‚«‹([*_¿¡"
 
 Span = tuple[int, int]  # where a word begins and ends in the text
+# Which line breaks may be within a sentence: see `paragraphs`; those between cues of subtitles that
+# do not end as a sentence does; or none.
+Breaks = Literal["wrapped", "cues", "none"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,22 @@ def sentences(text: str, passage: Passage, language: str) -> list[Passage]:
     return found
 
 
+def clauses(text: str, passage: Passage, language: str) -> list[Passage]:
+    """Split a passage into its sentences, or if it has only one, at commas and the like."""
+    found = sentences(text, passage, language)
+    if len(found) > 1:
+        return found
+    parts: list[list[Span]] = [[]]
+    for span in passage.spans:
+        parts[-1].append(span)
+        if len(parts[-1]) >= CLAUSE and _PAUSE.search(text[slice(*span)]):
+            parts.append([])
+    if len(parts) > 1 and len(parts[-1]) < CLAUSE:
+        last = parts.pop()
+        parts[-1] += last
+    return [replace(passage, spans=tuple(part)) for part in parts]
+
+
 @dataclass(frozen=True)
 class _Line:
     """A line of a text, without its indentation and quotation marks."""
@@ -142,13 +167,16 @@ class _Paragraph:
     last: str = ""  # its last line
 
 
-def paragraphs(text: str) -> Iterator[Passage]:
+def paragraphs(text: str, *, labels: bool = False, breaks: Breaks = "wrapped") -> Iterator[Passage]:
     """Yield the paragraphs of plain or Markdown text that hold sentences.
+
+    With `labels`, headings, the cells of tables and labels are paragraphs as well.
 
     Blank lines, indentation, quotation marks (>), list markers and line ends are never part of
     one. These are left out as a whole: headings (#, or underlined), rules (---), rows of tables
     (with bars, tabs or wide gaps), fenced code, code indented by four columns (except a paragraph
-    that begins with a capital and ends as a sentence does), and labels, see `is_label`.
+    that begins with a capital and ends as a sentence does), labels, see `is_label`, targets of
+    links, and what stands between --- and --- at the beginning (front matter).
 
     Fences are those of CommonMark: a quotation closes those within. But of a fence that is never
     closed only its own line is left out. And tildes below a line that does not end as a sentence
@@ -157,16 +185,21 @@ def paragraphs(text: str) -> Iterator[Passage]:
     A line break is within a paragraph if the next line begins with a small letter, or if its line
     is full: 40 to 120 characters long. Any other line break ends the paragraph.
     """
+    finished = partial(_finished, text, labels=labels)
     open_: _Paragraph | None = None
     in_list = False
     lines = _lines(text)
-    code = 0  # the place behind the last fenced code
+    # The place behind the last code, or behind the front matter.
+    code = 0
+    if lines and lines[0].words.rstrip() == "---":
+        code = next((i for i, line in enumerate(lines) if i and line.words.rstrip() == "---"), 0)
     unclosed: dict[tuple[int, str], int] = {}  # by depth and character, the shortest
     for place, each in enumerate(lines):
         if place < code:
             continue
         start, line, depth, indent = each.start, each.words, each.depth, each.indent
         if open_ and depth == open_.depth and _is_underline(line, open_.last.rstrip()):
+            yield from finished(open_ if labels else None)
             open_ = None
             continue
         marker = _MARKER.match(line)
@@ -177,21 +210,32 @@ def paragraphs(text: str) -> Iterator[Passage]:
                 unclosed[depth, fence[0][0]] = len(fence[0])
             code = behind or code
         parting = _HEADING.match(line) or _RULE.match(line)
-        if fence or parting or _BLANK.match(line) or _ROW.match(line):
-            yield from _finished(text, open_)
+        is_row = _ROW.match(line)
+        if fence or parting or is_row or _BLANK.match(line) or _LINK.match(line):
+            yield from finished(open_)
             open_ = None
+            if labels and (is_row or _HEADING.match(line)):
+                start += len(line) - len(line.lstrip("# \t"))
+                for cell in _CELL.finditer(text, start, each.start + len(line.rstrip("# \t"))):
+                    spans = _words(text, *cell.span())
+                    yield from finished(_Paragraph(each.number, depth, code=False, spans=spans))
             in_list = in_list and not (parting and indent == 0)
             continue
         if marker:
             in_list, start, line = True, start + marker.end(), line[marker.end() :]
         elif indent == 0 and open_ is None:
             in_list = False
-        if marker or open_ is None or depth != open_.depth or not _continues(open_.last, line):
-            yield from _finished(text, open_)
+        new = marker or open_ is None or depth != open_.depth
+        if new or open_ is None or not _continues(open_.last, line, breaks):
+            yield from finished(open_)
             open_ = _Paragraph(each.number, depth, indent >= INDENT and not in_list)
-        open_.spans += [(start + word.start(), start + word.end()) for word in _WORD.finditer(line)]
+        open_.spans += _words(text, start, start + len(line))
         open_.last = line
-    yield from _finished(text, open_)
+    yield from finished(open_)
+
+
+def _words(text: str, start: int, end: int) -> list[Span]:
+    return [word.span() for word in _WORD.finditer(text, start, end)]
 
 
 def _is_underline(line: str, above: str) -> bool:
@@ -204,19 +248,21 @@ def _is_underline(line: str, above: str) -> bool:
     return _UNDERLINE.match(line) is not None
 
 
-def _continues(line: str, following: str) -> bool:
+def _continues(line: str, following: str, breaks: Breaks) -> bool:
     """Whether the following line continues the sentence of this one."""
-    return following[:1].islower() or len(line.rstrip()) in WRAPPED
+    if breaks == "wrapped":
+        return following[:1].islower() or len(line.rstrip()) in WRAPPED
+    return breaks == "cues" and not _END.search(line.rstrip())
 
 
-def _finished(text: str, paragraph: _Paragraph | None) -> Iterator[Passage]:
-    """Yield a paragraph if it holds sentences."""
+def _finished(text: str, paragraph: _Paragraph | None, *, labels: bool) -> Iterator[Passage]:
+    """Yield a paragraph if it holds sentences, or with `labels`, any words."""
     if paragraph is None or not paragraph.spans:
         return
     passage = Passage(tuple(paragraph.spans), paragraph.line)
     flat = passage.flat(text)
     prose = _END.search(flat) and flat.lstrip(_OPENING)[:1].isupper()
-    if not is_label(flat) and (prose or not paragraph.code):
+    if (labels or not is_label(flat)) and (prose or not paragraph.code):
         yield passage
 
 

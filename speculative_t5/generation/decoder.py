@@ -85,6 +85,7 @@ class SpeculativeDecoder:
             truncate=options.truncate,
         )
         self.prefix = self._prompts.prefix or ""  # of prompts, where they do not begin with it
+        self.languages = self._prompts.languages  # to translate from, "" if unknown, and to
         self.trained_length = self._prompts.trained_length  # tokens, if the model says so
         self.is_steady = options.steady  # and prompts are decoded one at a time
         self.drafts = self.draft is not None or self._drafting.lookup  # whether anything is drafted
@@ -220,6 +221,7 @@ class SpeculativeDecoder:
         prompts = replace(self._prompts, prefix=None, to=to, from_=from_)
         other = object.__new__(type(self))  # and no copy, which would learn schedules for itself
         vars(other).update(vars(self), _prompts=prompts, prefix=prompts.prefix)
+        other.languages = prompts.languages
         return other
 
     def encode(self, prompt: Prompt) -> list[int]:

@@ -25,8 +25,8 @@ class Languages:
 
     prefixes: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
-    def prefix(self, to: str, from_: str | None = None) -> str:
-        """Return what goes before a text to translate it; languages are names or codes.
+    def pair(self, to: str, from_: str | None = None) -> tuple[str, str]:
+        """Return the pair of codes that is meant by languages' names or codes.
 
         Raises:
             ValueError: If a language is unknown, or none of the model's, or has to be given.
@@ -37,18 +37,22 @@ class Languages:
                 "prefix instead, or write languages into its config.json"
             )
         target = _closest("to", to, (target for _, target in self.prefixes))
-        by_source = {source: text for (source, t), text in self.prefixes.items() if t == target}
-        if from_ is None and len(by_source) == 1:
-            return next(iter(by_source.values()))
+        sources = [source for source, t in self.prefixes if t == target]
+        if from_ is None and len(sources) == 1:
+            return sources[0], target
         if from_ is None:
             raise ValueError(
                 "the model has to be told the language of the text: give from, one of "
-                f"{_listed(by_source)}"
+                f"{_listed(sources)}"
             )
-        if "" in by_source:
-            _code("from", from_, {})
-            return by_source[""]
-        return by_source[_closest("from", from_, by_source)]
+        if "" in sources:
+            return _code("from", from_, {}), target
+        return _closest("from", from_, sources), target
+
+    def prefix(self, to: str, from_: str | None = None) -> str:
+        """Return what goes before a text to translate it; for errors see `pair`."""
+        source, target = self.pair(to, from_)
+        return self.prefixes.get((source, target)) or self.prefixes["", target]
 
 
 def read_languages(config: Mapping[str, Any], vocabulary: Vocabulary) -> Languages:

@@ -50,6 +50,8 @@ class PromptEncoder:
     truncate: bool = False  # whether to cut a longer prompt instead of refusing it; not a chat
 
     def __post_init__(self) -> None:
+        # Codes of the source, "" where it is not known, and the target of a translation.
+        self.languages: tuple[str, str] | None = None
         if self.max_source_length is not None:
             self.max_source_length = check_integer("max_source_length", self.max_source_length, 2)
         limit = self.model.info.max_context
@@ -69,6 +71,7 @@ class PromptEncoder:
             if self.tokenizer is None:
                 raise ValueError("to is for prompts as text, which need a tokenizer: give one")
             languages = getattr(self.tokenizer, "languages", Languages())
+            self.languages = languages.pair(self.to, self.from_)
             self.prefix = languages.prefix(self.to, self.from_)
         elif self.from_ is not None:
             raise ValueError(f"from is {self.from_!r}, and to is missing: give both")

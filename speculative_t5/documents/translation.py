@@ -1,0 +1,162 @@
+"""What is seen to be wrong with a translation by comparing it with its source.
+
+Models for translation repeat themselves, end early, leave sentences out, copy what they should
+translate, and lose numbers and the like, above all in long or unusual texts. No check knows what
+the words mean: a translation that passes all of them may be wrong.
+"""
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
+from typing import Any
+
+from .splitting import LANGUAGES
+
+# How many letters of an alphabet a character stands for, by the beginning of its Unicode name.
+# Estimates: the bounds below are wide.
+WEIGHTS = {"CJK": 3.0, "HANGUL": 2.2, "HIRAGANA": 1.6, "KATAKANA": 1.6, "ETHIOPIC": 1.6}
+# How far the lengths may differ: by multiples of the square root of the source's length, as the
+# spread of Gale and Church (1993) grows, and by parts of it, as whole texts are short or long.
+SHORTER, LONGER = (3.0, 0.25), (4.0, 0.5)
+FEWER, MORE = 0.75, 1.25  # of the source's length, beyond which sentences are counted
+SPELLED = 12  # numbers up to here are often digits in one language and words in another
+OFTEN = 2  # times that an n-gram may come in any text
+WORDS, CHARACTERS = 4, 12  # of an n-gram that may not come more often, in a row or not
+COPIED = 3  # words of a sentence whose language can be told
+SURE = 0.9  # probability that it is the source's
+
+_END = re.compile(r"[.!?…。！？؟।։][\"'”“’»«)\]*_]*$")
+_NUMBER = re.compile(r"\d(?:[\d.,:'’\u00a0\u202f]*\d)?")
+_ADDRESS = re.compile(r"[^\s<>()\"]+@[^\s<>()\"]+\w|(?:https?://|www\.)[^\s<>()\"]*[\w/]")
+_PLACEHOLDER = re.compile(
+    r"\$?\{+[^{}\s]+\}+"  # {name}, ${name}, {{name}}
+    r"|%(?:\(\w+\)|\d+\$)?[-+0#]*\d*(?:\.\d+)?[sdifgx@](?!\w)"  # %s, %(name)s, %1$d, %.2f
+    r"|</?[A-Za-z][^<>]*>|&#?\w+;|\[\^\w+\]|`[^`]+`"  # marks of HTML and Markdown
+)
+_MARKER = re.compile(r"(?<!\S)\(?(?:\d{1,2}|[a-z])\)(?=\s)")
+# Words that are written alike in all languages: those with capitals or digits behind a small
+# letter, such as iPhone; in texts of other scripts, all in Latin letters.
+_MIXED = re.compile(r"\b(?:[A-Z]?[a-z]+[A-Z0-9]\w*)\b")
+_LATIN = re.compile(r"[A-Za-z][A-Za-z0-9]+")
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The languages of a translation: BCP 47 codes."""
+
+    source: str
+    target: str
+
+    def fault(self, source: str, output: str) -> str | None:
+        """Say what is wrong with the translation of a text, if anything is seen."""
+        if again := _repeated(source, output):
+            return f"its output repeats {again!r}"
+        for kind, pattern in (("placeholder", _PLACEHOLDER), ("address", _ADDRESS)):
+            before, after = (Counter(pattern.findall(text)) for text in (source, output))
+            if before != after:
+                (found, *_) = [*(before - after), *(after - before)]
+                return f"its output has {kind} {found!r} more or less often"
+            source, output = (pattern.sub(" ", text) for text in (source, output))
+        for kind, lost in (
+            ("number", _numbers(source) - _numbers(output)),
+            ("name", _names(source) - Counter(_LATIN.findall(output))),
+            ("list marker", _markers(source) - _markers(output)),
+        ):
+            if lost:
+                return f"its output lacks the {kind} {next(iter(lost))!r}"
+        if _END.search(source) and output[-1:].isalpha() and " " in output:
+            return "its output ends within a sentence"
+        have, want = _letters(output), _letters(source)
+        for sign, (roots, part), word in ((-1, SHORTER, "short"), (1, LONGER, "long")):
+            if sign * (have - want) > roots * math.sqrt(want) + part * want:
+                return f"its output is too {word}"
+        sentences = _sentences(output, self.target)
+        added = len(sentences) - len(_sentences(source, self.source))
+        if added < 0 and have < FEWER * want:
+            return "its output lacks a sentence"
+        if added > 0 and have > MORE * want:
+            return "its output has one more sentence"
+        if any(self._is_copied(source, text) for text in (output, *sentences)):
+            return "its output is not translated"
+        return None
+
+    def _is_copied(self, source: str, text: str) -> bool:
+        """Whether a text is in the language of its source, and should not be."""
+        words = [word for word in _words(text) if word.isalpha()]
+        if len(words) < COPIED:
+            return False
+        codes = [code.partition("-")[0] for code in (self.source, self.target)]
+        if len({*codes} & {*identifier().labels}) == 2:
+            language, probability = identifier(*codes).classify(text)
+            return bool(language == codes[0] and probability >= SURE)
+        same = (Counter(words) & Counter(_words(source))).total()
+        return same >= SURE * len(words)
+
+
+@cache
+def identifier(*codes: str) -> Any:
+    """Return what tells languages apart, by default all that it knows."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    made = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    if codes:
+        made.set_languages([*codes])
+    return made
+
+
+def has_words(text: str) -> bool:
+    """Whether there is anything to translate in a text."""
+    for pattern in (_PLACEHOLDER, _ADDRESS):
+        text = pattern.sub(" ", text)
+    return any(map(str.isalpha, text))
+
+
+def _numbers(text: str) -> Counter[str]:
+    found = (re.sub(r"\D", "", each) for each in _NUMBER.findall(text))
+    return Counter(str(int(digits)) for digits in found if int(digits) > SPELLED)
+
+
+def _names(text: str) -> Counter[str]:
+    letters = [unicodedata.name(c, "").startswith("LATIN") for c in text if c.isalpha()]
+    return Counter((_MIXED if 2 * sum(letters) > len(letters) else _LATIN).findall(text))
+
+
+def _markers(text: str) -> Counter[str]:
+    return Counter(_MARKER.findall(text))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w'’]+", text.casefold())
+
+
+def _sentences(text: str, language: str) -> list[str]:
+    from sentencex import segment  # only where text is split
+
+    code = language.partition("-")[0]
+    found = segment(code if code in LANGUAGES else "en", text)
+    return [each for each in found if any(map(str.isalpha, each))]
+
+
+def _letters(text: str) -> float:
+    names = (unicodedata.name(c, "") for c in text if not c.isspace())
+    return sum(WEIGHTS.get(name.partition(" ")[0], 1.0) for name in names)
+
+
+def _repeated(source: str, output: str) -> str | None:
+    """Return words that an output has more often than its source has any of nearly that number."""
+    spaced = 2 * CHARACTERS * output.count(" ") > len(output)
+    size = WORDS if spaced else CHARACTERS
+    after = _words(output) if spaced else output
+    before = _words(source) if " " in source else source
+    most = max(OFTEN, *_ngrams(before, WORDS - 1).values(), 0)
+    ngram, times = max(_ngrams(after, size).items(), key=itemgetter(1), default=((), 0))
+    return (" " * spaced).join(ngram) if times > most else None
+
+
+def _ngrams(units: Sequence[str], size: int) -> Counter[tuple[str, ...]]:
+    return Counter(zip(*(units[i:] for i in range(size)), strict=False))
