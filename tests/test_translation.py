@@ -23,7 +23,7 @@ RIGHT = (
     ("Siehe [hier](https://a.org/b) und `x = 1`.", "See [here](https://a.org/b) and `x = 1`."),
     ("Sie schreibt an a.b@c.de von ihrem iPhone.", "She writes to a.b@c.de on her iPhone."),
     ("Tom!", "Tom!"), ("Berlin", "Berlin"), ("sehr, sehr, sehr gut", "very, very, very good"),
-    ("1) Milch 2) Brot", "1) milk 2) bread"), ("Rabatt von 100% auf alles!", "100% off everything!"),
+    ("1) Milch 2) Brot", "1) milk 2) bread"), ("Rabatt von 100% auf alles!", "100% off it all!"),
     ("Ich weiß nicht. " * 4, "I don't know. " * 4),
     ("Dies ist ein langes Wort: Donaudampfschifffahrt.", "This is a long word: Danube steamboat."),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The command `document`: a whole text, sentence by sentence, with its layout kept."""
+"""The command `document`: whole texts, sentence by sentence, with their layout kept."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import takewhile
 from os.path import commonprefix
 from pathlib import Path
@@ -17,28 +19,49 @@ from typing import Annotated, Any, BinaryIO
 import typer
 from tqdm import tqdm
 
-from ..documents import Document, Piece, RewriteOptions, Rewritten, changes, lines
-from ..errors import count, decoded, option
+from ..documents import (
+    SUFFIXES,
+    Document,
+    Piece,
+    PlainFile,
+    RewriteOptions,
+    Rewritten,
+    lines,
+    read_file,
+)
+from ..errors import count, option
 from ..files import LineFile, is_special, json_line, json_object, write_whole
 from ..tokenizers import open_input
 from . import terminal
 from .options import DecoderOptions, in_output, with_base, with_options
+from .review import print_change, review
 from .terminal import note, one_line
 
 SHOWN = 40  # characters of a piece that was kept, and of the output that was refused
 LISTED = 10  # such pieces on a terminal
 STATS = ("emitted", "rounds", "drafted", "accepted", "seconds")
 STDOUT = "/dev/stdout"
-SUFFIX = ".partial.jsonl"
+PARTIAL = ".partial.jsonl"
 
 Header = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where the text and its differences go, and what becomes of what is there."""
+    """Where the texts and their differences go, and what becomes of what is there."""
 
-    output: str | None = in_output(None, "File to write.", shown="standard output")
+    output: str | None = in_output(
+        None, "File to write; of several files, the folder to write them into.",
+        shown="standard output",
+    )  # fmt: skip
+    in_place: bool = in_output(False, "Write each file in its own place.")
+    backup: bool = in_output(False, "With --in-place, keep the old file beside it, as FILE.bak.")
+    check: bool = in_output(
+        False, "Write nothing, and end with exit code 1 if a file would be changed."
+    )
+    review: bool = in_output(
+        False, "Ask for each change, and for each that was held back, whether to make it."
+    )
     diff: str | None = in_output(
         None, "Also show what changed: html writes a page, terminal prints lines."
     )
@@ -48,20 +71,66 @@ class OutputOptions:
     resume: bool = in_output(False, "Continue a stopped run, keeping the pieces that it did.")
     force: bool = in_output(
         False,
-        "Replace OUTPUT and the page; without --resume, drop the pieces of a stopped run.",
+        "Replace OUTPUT, pages and backups; without --resume, drop the pieces of a stopped run.",
     )
     json: bool = in_output(
         False,
-        "Print one JSON object at the end: all pieces that were kept, what they would have become "
-        "and why they were kept, and the text if there is no OUTPUT.",
+        "Print one JSON object for each file: all pieces that were kept or tried again, what they "
+        "would have become and why, and the text if there is no OUTPUT.",
     )
+
+    def __post_init__(self) -> None:
+        places = {"--output": self.output is not None, "--in-place": self.in_place,
+                  "--check": self.check}  # fmt: skip
+        given = [name for name, is_set in places.items() if is_set]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} say where the text goes: give one of them")
+        if self.backup and not self.in_place:
+            raise ValueError("--backup keeps what --in-place replaces: give both, or neither")
+        if self.check and self.review:
+            raise ValueError("--check changes nothing, and --review asks what to: give one of them")
+        if self.output in ("-", STDOUT):
+            vars(self).update(output=None)
+        if self.resume and self.output is None and not self.in_place:
+            raise ValueError("--resume continues a file: give its name with --output")
+        if self.diff not in (None, "html", "terminal"):
+            raise ValueError(f"--diff is {self.diff!r}, expected html or terminal")
+        if self.diff != "html" and self.diff_output is not None:
+            raise ValueError("--diff-output names a page: use it with --diff html")
+        if self.review and not terminal.is_terminal(sys.stdin):
+            raise ValueError(
+                "--review asks on a terminal, and standard input is none: leave it out"
+            )
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file to read, and what is written for it."""
+
+    source: str
+    output: str | None  # None for standard output, or if nothing is written
+    page: str | None
+    data: bytes  # of the source
+
+    @property
+    def key(self) -> str:
+        return digest(self.data)
+
+    @property
+    def name(self) -> str:
+        return "standard input" if self.source == "-" else self.source
 
 
 @with_options(changes={"task": None})
 def document(
     ctx: typer.Context,
-    source: Annotated[
-        str, typer.Argument(metavar="FILE", help="Text in UTF-8; - is standard input.")
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="Text, Markdown or subtitles in UTF-8, or documents of Word; folders, for all "
+            f"files in them that end in {', '.join(SUFFIXES)}; - is standard input.",
+        ),
     ],
     *,
     files: OutputOptions,
@@ -71,90 +140,131 @@ def document(
     ),
     options: DecoderOptions,
 ) -> None:
-    """Rewrite a text of any length, for example to correct it; only its sentences change.
+    """Rewrite texts of any length, for example to correct or translate them.
 
-    Blank lines, indentation, line ends, headings, list markers, tables and code stay as they are.
-    So do sentences that the model cannot read or whose outputs lost something; they are listed at
-    the end.
+    Only sentences change: blank lines, indentation, line ends, list markers and code stay as they
+    are; without --to, headings, labels and tables as well. So do sentences that the model cannot
+    read or whose outputs lost something; they are listed at the end.
     """
-    output = None if files.output in ("-", STDOUT) else files.output
-    is_file = output is not None and not is_special(output)
-    page = _page(output, files)
-    if files.resume and output is None:
-        raise ValueError("--resume continues a file: give its name with --output")
     if options.truncate:
         raise ValueError("--truncate would lose a part of the text: leave it out")
-    with open_input(source) as stream:
-        for name in (output, page):
-            if name is not None:
-                check_target(name, stream, force=files.force)
-        if files.resume and not is_file:
-            raise ValueError(f"--resume continues a file, which {output} is not: leave it out")
-        name = "standard input" if source == "-" else source
-        text = decoded(stream.read(), name)
-    if not text:
-        raise ValueError(f"{name} is empty: give some text")
+    targets = find_targets(sources, files)
+    several = len(targets) > 1
+    forms = [read_file(each.data, each.name) for each in targets]
+    if not several and not forms[0].text:
+        raise ValueError(f"{targets[0].name} is empty: give some text")
+    job = targets[0].output if files.in_place else files.output
+    keeps = job is not None and (not is_special(job) or Path(job).is_dir())
+    if files.resume and not keeps:
+        raise ValueError(f"--resume continues a file, which {job} is not: leave it out")
     decoder = with_base(ctx, options).load()
-    whole = Document(decoder, text, wanted)
-    whole.rewrite(batch_size=batch_size)  # checks the options
+    Document(decoder, "", wanted).rewrite(batch_size=batch_size)  # checks the options
     kept = None
-    if output is not None and is_file:
-        given = options.keywords | {"dtype": options.dtype, "to": None, "from_": None}
+    if job is not None and keeps:
+        given = options.keywords | {"dtype": options.dtype, "to": decoder.languages, "from_": None}
         given |= {"prefix": decoder.prefix, "trained_length": decoder.trained_length}
         header = {
-            "text": hashlib.sha256(text.encode()).hexdigest(),
             "model": [decoder.model.fingerprint, decoder.draft and decoder.draft.fingerprint],
-            "set of options": asdict(whole.options) | given,
+            "set of options": asdict(wanted) | given,
         }
-        kept = PartialFile(output, header, resume=files.resume, force=files.force)
+        kept = PartialFile(job, json_object(json_line(header)), files)
+    changed = False
     with kept or nullcontext():
-        result = _decoded(whole, kept, batch_size)
-        if output is not None or not files.json:
-            _write(result.text.encode(), output)
-        if files.json:
-            record = _record(result) | ({"text": result.text} if output is None else {})
-            _write(json_line(record), None)
-    if page is not None:
-        title = f"Changes in {source if source != '-' else 'the text'}"
-        _write(result.to_html(title).encode(), page)
-    if files.diff == "terminal":
-        _print_changes(result, stderr=output is None or files.json)
-    if not files.json:
-        listed = result.kept[: LISTED if terminal.is_terminal(sys.stderr) else None]
-        for each in listed:
-            note(_kept(each))
-        if more := len(result.kept) - len(listed):
-            note(f"{more:,} more kept; use --json to list all of them")
-    counts = [getattr(result.stats, name) for name in STATS]
-    rates = terminal.rates(*counts) if result.stats.rounds else []
-    note(f"[{', '.join([result.summary(), *rates])}]")
+        for target, form in zip(targets, forms, strict=True):
+            if kept and kept.is_done(target):
+                note(f"{target.name}: done in an earlier run")
+                continue
+            whole = Document(decoder, form.text, wanted, form.breaks)
+            pieces, seconds = _decoded(whole, kept, batch_size, target)
+            quits = False
+            if files.review:
+                pieces, quits = review(whole, pieces, partial(_where, target, form, several))
+            result = whole.result(pieces, seconds)
+            changed |= result.text != result.source
+            data = form.rewritten(result.text)
+            if not files.check:
+                _write_all(target, data, result, files, kept)
+            _report(target, form, result, files, several=several)
+            if quits:
+                break
     terminal.give_tips()
+    if files.check and changed:
+        raise typer.Exit(terminal.FAILED)
 
 
-def _decoded(whole: Document, kept: PartialFile | None, batch_size: int | None) -> Rewritten:
-    """Decode all pieces that are left, and keep each as it is done."""
+def find_targets(sources: Sequence[str], files: OutputOptions) -> list[Target]:
+    """Find and read all files; refuse what cannot be read, or written where it is to go."""
+    found: list[tuple[str, str]] = []  # a file, and its name below the folder that was given
+    for source in sources:
+        if not source or not Path(source).is_dir():
+            found.append((source, Path(source).name))
+            continue
+        paths = [path for path in sorted(Path(source).rglob("*")) if path.is_file()]
+        inner = [path for path in paths if path.suffix.lower() in SUFFIXES]
+        if not inner:
+            raise ValueError(
+                f"{source} is a folder without documents: give one with files that end in "
+                f"{', '.join(SUFFIXES)}"
+            )
+        found += [(str(path), str(path.relative_to(source))) for path in inner]
+    output = files.output
+    several = len(found) > 1 or any(source and Path(source).is_dir() for source in sources)
+    if several and output is None and not (files.in_place or files.check):
+        raise ValueError(
+            f"{count(len(found), 'file')} cannot go to standard output: give --output FOLDER, "
+            "--in-place or --check"
+        )
+    targets: dict[str, Target] = {}
+    for source, name in found:
+        place = output
+        if output and (several or Path(output).is_dir()):
+            place = str(Path(output) / name)
+        if files.in_place:
+            if source == "-":
+                raise ValueError("standard input has no place to write to: leave out --in-place")
+            place = source
+        if (place or source) in targets:
+            raise ValueError(f"{place or source} would be written twice: give each file once")
+        page = _page(place, files)
+        with open_input(source) as stream:
+            force = files.force or files.resume
+            if place is not None and not files.in_place:
+                check_target(place, stream, force=force, parents=place != output)
+            for beside in (page, backup_of(place) if files.backup and place else None):
+                if beside is not None:
+                    check_target(beside, stream, force=force, parents=place != output)
+            targets[place or source] = Target(source, place, page, stream.read())
+    return [*targets.values()]
+
+
+def backup_of(name: str) -> str:
+    return f"{name}.bak"
+
+
+def _decoded(
+    whole: Document, kept: PartialFile | None, batch_size: int | None, target: Target
+) -> tuple[dict[int, Piece], float]:
+    """Decode all pieces that are left, and keep each as it is done; return the seconds, too."""
+    names = ("output", "reason", "refused", "retried")
     pieces: dict[int, Piece] = {}
-    for number, earlier in kept.earlier.items() if kept else ():
+    for number, earlier in kept.earlier.get(target.key, {}).items() if kept else ():
         if number in range(len(whole)):
-            kept_as = {name: earlier.get(name) for name in ("refused", "retried")}
-            pieces[number] = whole.piece(number, earlier["output"], earlier["reason"], **kept_as)
+            pieces[number] = whole.piece(number, **{name: earlier.get(name) for name in names})
     began = time.perf_counter()
-    with tqdm(total=len(whole), initial=len(pieces), unit=" pieces", disable=None) as bar:
+    with tqdm(
+        total=len(whole), initial=len(pieces), unit=" pieces", desc=target.source, disable=None
+    ) as bar:
         for number, piece in whole.rewrite(batch_size=batch_size, skip=pieces):
             pieces[number] = piece
             if kept:
-                names = ("output", "reason", "refused", "retried")
-                kept.append({"piece": number} | {name: getattr(piece, name) for name in names})
+                record = {name: getattr(piece, name) for name in names}
+                kept.append({"file": target.key, "piece": number} | record)
             bar.update()
-    return whole.result(pieces, time.perf_counter() - began)
+    return pieces, time.perf_counter() - began
 
 
 def _page(output: str | None, files: OutputOptions) -> str | None:
-    if files.diff not in (None, "html", "terminal"):
-        raise ValueError(f"--diff is {files.diff!r}, expected html or terminal")
     if files.diff != "html":
-        if files.diff_output is not None:
-            raise ValueError("--diff-output names a page: use it with --diff html")
         return None
     if files.diff_output is None and (output is None or is_special(output)):
         raise ValueError("--diff html writes a page: give its name with --diff-output")
@@ -164,6 +274,25 @@ def _page(output: str | None, files: OutputOptions) -> str | None:
     if is_same or (all(map(os.path.exists, names)) and os.path.samefile(*names)):
         raise ValueError(f"{page} is the output itself: give another name with --diff-output")
     return page
+
+
+def _write_all(
+    target: Target, data: bytes, result: Rewritten, files: OutputOptions, kept: PartialFile | None
+) -> None:
+    """Write what belongs to a file; the record that it is done comes first, see `is_done`."""
+    output, page = target.output, target.page
+    for name in filter(None, (output, page)):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+    if kept:
+        kept.append({"file": target.key, "done": digest(data)})
+    if page is not None:
+        title = f"Changes in {target.source if target.source != '-' else 'the text'}"
+        _write(result.to_html(title).encode(), page)
+    if files.backup and output is not None and data != target.data:
+        _write(target.data, backup_of(output))
+    stays = files.in_place and data == target.data
+    if not stays and (output is not None or not files.json):
+        _write(data, output)
 
 
 def _write(data: bytes, output: str | None) -> None:
@@ -177,54 +306,84 @@ def _write(data: bytes, output: str | None) -> None:
         write_whole(output, data)
 
 
-def _print_changes(done: Rewritten, *, stderr: bool) -> None:
-    """Print the lines that changed, with what went in red and what came in green."""
-    from rich.text import Text
+def _where(target: Target, form: PlainFile, several: bool, line: int) -> str:
+    return f"{target.name}, " * several + f"{form.unit} {form.number(line)}"
 
-    out = terminal.console(stderr=stderr)
-    pairs = zip(lines(done.source), lines(done.text), strict=True)
-    for number, (before, after) in enumerate(pairs, 1):
-        if before == after:
-            continue
-        for sign, side, style in (("-", 0, "bold red"), ("+", 1, "bold green")):
-            line = Text(f"{number:5} {sign} ", style="dim")
-            for change in changes(before, after):
-                same = change[0] == change[1]
-                line.append(
-                    terminal.visible(change[side]), "not dim" if same else f"not dim {style}"
-                )
-            out.print(line)
+
+def _report(
+    target: Target, form: PlainFile, result: Rewritten, files: OutputOptions, *, several: bool
+) -> None:
+    """Say what became of a file."""
+    where = partial(_where, target, form, several)
+    if files.json:
+        is_shown = target.output is None and not files.check
+        record = {"file": target.source} | _record(result, form, files)
+        _write(json_line(record | ({"text": result.text} if is_shown else {})), None)
+    if files.diff == "terminal":
+        out = terminal.console(stderr=target.output is None and not files.check or files.json)
+        pairs = zip(lines(result.source), lines(result.text), strict=True)
+        for number, (before, after) in enumerate(pairs, 1):
+            if before != after:
+                shown = f"{target.name}:" * several + f"{form.number(number):5}"
+                print_change(out, shown, before, after)
+    if not files.json:
+        listed = [piece for piece in result.pieces if piece.reason is not None]
+        most = LISTED if terminal.is_terminal(sys.stderr) else None
+        for piece in listed[:most]:
+            note(f"{where(piece.line)} {_kept(piece)}")
+        if most is not None and len(listed) > most:
+            note(f"{len(listed) - most:,} more kept; use --json to list all of them")
+        for said in form.not_kept():
+            note(f"{target.name}: {said}" if several else said)
+    rates = []
+    if result.stats.rounds:
+        rates = terminal.rates(*(getattr(result.stats, name) for name in STATS))
+    name = f"{target.name}: " if several else ""
+    note(f"{name}[{', '.join([result.summary(), *rates])}]")
 
 
 def _kept(piece: Piece) -> str:
-    """Return the line about a piece that was kept, where it would have changed first."""
+    """Return what is said of an output that was not used, where it would have changed first."""
     texts = [one_line(text) for text in (piece.source, piece.refused) if text is not None]
     same = len(commonprefix(texts)) if len(texts) > 1 else 0
     start = max(0, same - SHOWN // 2)
     parts = [text[start : start + SHOWN] + "..." * (len(text) > start + SHOWN) for text in texts]
     shown = " -> ".join("..." * (start > 0) + part for part in parts)
-    return f"line {piece.line} kept, {one_line(piece.reason or '')}: {shown}"
+    what = f"decoded again {piece.retried}" if piece.retried else "kept"
+    return f"{what}, {one_line(piece.reason or '')}: {shown}"
 
 
-def _record(done: Rewritten) -> dict[str, Any]:
+def _record(done: Rewritten, form: PlainFile, files: OutputOptions) -> dict[str, Any]:
     """Return what `--json` prints besides the text."""
-    names = ("line", "reason", "source", "refused")
+    names = ("reason", "source", "refused")
+    of_kept = {"kept": done.kept, "again": [p for p in done.pieces if p.retried]}
     return {
         "pieces": len(done.pieces),
         "changed": sum(piece.status == "changed" for piece in done.pieces),
-        "kept": [{name: getattr(piece, name) for name in names} for piece in done.kept],
+        **{
+            name: [
+                {form.unit: form.number(p.line)} | {each: getattr(p, each) for each in names}
+                for p in pieces
+            ]
+            for name, pieces in of_kept.items()
+        },
+        "not_kept": form.not_kept(),
         "stats": {name: getattr(done.stats, name) for name in STATS},
     }
 
 
-def check_target(name: str, stream: BinaryIO, *, force: bool) -> None:
-    """Refuse to write a file over the input, or without `force` over anything else."""
+def check_target(name: str, stream: BinaryIO, *, force: bool, parents: bool = False) -> None:
+    """Refuse to write a file over the input, or without `force` over anything else.
+
+    Its folder must exist, unless its `parents` may be made.
+    """
     if not name:
         raise ValueError(f"the output must be the name of a file, got {name!r}")
     try:
         found = os.stat(name)
     except FileNotFoundError:
-        Path(name).resolve().parent.stat()  # which has to exist
+        if not parents:
+            Path(name).resolve().parent.stat()
         return
     if stat.S_ISDIR(found.st_mode):
         raise ValueError(f"{name} is a folder, expected the name of a file to write")
@@ -236,8 +395,15 @@ def check_target(name: str, stream: BinaryIO, *, force: bool) -> None:
         raise ValueError(f"{name} exists: use --force to replace it, or give another name")
 
 
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 class PartialFile(LineFile):
     """The pieces done so far, a line of JSON each, in NAME.partial.jsonl beside the output.
+
+    There is one for all files of a run. A file is done if it has the digest that was kept before it
+    was written, so that it need not be known which was last when the run was killed.
 
     It is removed when the block (`with`) is done, or ends before any piece was kept; otherwise it
     stays, and a note says so. Pieces of an earlier run are kept with `resume`, dropped with
@@ -245,12 +411,26 @@ class PartialFile(LineFile):
     message.
     """
 
-    def __init__(self, name: str, header: Header, *, resume: bool, force: bool) -> None:
-        self.path = Path(str(Path(name).resolve()) + SUFFIX)
+    def __init__(self, name: str, header: Header, files: OutputOptions) -> None:
+        self.path = Path(str(Path(name).resolve()) + PARTIAL)
         super().__init__(self.path, ", or give another --output")
-        self._header, self._resume, self._force = header, resume, force
-        self.earlier: dict[int, Header] = {}  # pieces of an earlier run
+        self._header, self._files = header, files
+        self.earlier: dict[str, dict[int, Header]] = {}  # pieces of an earlier run, by file
         self.count = 0  # pieces in the file
+        self._done: set[str] = set()  # digests of what was written
+
+    def is_done(self, target: Target) -> bool:
+        """Whether an earlier run has written a file; refuse to replace another one."""
+        if target.output is None or not os.path.isfile(target.output):
+            return False
+        found = Path(target.output).read_bytes()
+        if digest(found) in self._done:
+            return True
+        if not (self._files.force or self._files.in_place):
+            raise ValueError(
+                f"{target.output} exists: use --force to replace it, or give another name"
+            )
+        return False
 
     def opened(self) -> None:
         """Take over the pieces of an earlier run, or write the first line."""
@@ -263,11 +443,11 @@ class PartialFile(LineFile):
                 self.path.unlink(missing_ok=True)
 
     def _take_over(self) -> None:
-        if self._force and not self._resume:
+        if self._files.force and not self._files.resume:
             self.cut(0)
         lines = self.lines()
         first = next(lines, b"")
-        if first and not self._resume:
+        if first and not self._files.resume:
             raise ValueError(
                 f"{self.path} holds the pieces of an earlier run: use --resume to continue after "
                 "them, or --force to start over"
@@ -280,22 +460,25 @@ class PartialFile(LineFile):
                     "--force without --resume to start over"
                 )
         for raw in takewhile(lambda raw: raw.endswith(b"\n"), lines):
-            piece = json_object(raw)
-            number = piece.get("piece")
-            if not isinstance(number, int) or not {"output", "reason"} <= piece.keys():
+            record = json_object(raw)
+            number, done = record.get("piece"), record.get("done")
+            if isinstance(number, int) and {"file", "output", "reason"} <= record.keys():
+                self.earlier.setdefault(record["file"], {})[number] = record
+                self.count += 1
+            elif isinstance(done, str):
+                self._done.add(done)
+            else:
                 raise ValueError(
                     f"{self.path} holds a line that is not a piece: use --force without --resume "
                     "to start over"
                 )
-            self.earlier[number] = piece
             end += len(raw)
         self.cut(end)
-        self.count = len(self.earlier)
 
     def append(self, piece: Header) -> None:
         with terminal.signals_held():
             self.append_bytes(json_line(piece))
-            self.count += 1
+            self.count += "piece" in piece
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or not self.count:

@@ -310,6 +310,7 @@ NAMES = {
     "num_return_sequences": ("--num-return-sequences", "-n"),
     "keep_wo": ("--keep-wo/--no-keep-wo",),
     "as_json": ("--json",),
+    "output": ("--output", "-o"),
     "from_": ("--from",),
     "list_checks": ("--list",),
     "only_inspect": ("--inspect",),

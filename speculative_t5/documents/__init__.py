@@ -6,4 +6,5 @@ changed. Imports `decoding` and `errors`.
 """
 
 from .comparison import changes, lines
+from .formats import SUFFIXES, PlainFile, read_file
 from .rewriting import Document, Piece, RewriteOptions, Rewritten, TextOptions, rewrite

@@ -25,24 +25,24 @@ def arranged(
     Example: for the words of "He go to\n> school" and "He goes to school now." the result is "He
     goes to\n> school now."
     """
-    places = _places(words, output)
+    at = places(words, output)
     joints = [joint] * (len(output) - 1)
     breaks = [i for i, gap in enumerate(gaps, 1) if _BREAK.search(gap)]
-    placed = _spread([places[i] for i in breaks], len(output))
+    placed = _spread([at[i] for i in breaks], len(output))
     if placed is None:
         return None
     for i, gap in enumerate(gaps, 1):
-        if gap != " " and i not in breaks and 1 <= places[i] == places[i - 1] + 1:
-            joints[places[i] - 1] = gap
+        if gap != " " and i not in breaks and 1 <= at[i] == at[i - 1] + 1:
+            joints[at[i] - 1] = gap
     for i, place in zip(breaks, placed, strict=True):
         joints[place - 1] = gaps[i - 1]
     return "".join(gap + word for gap, word in zip(["", *joints], output, strict=True))
 
 
-def _places(words: Sequence[str], output: Sequence[str]) -> list[int]:
+def places(words: Sequence[str], output: Sequence[str]) -> list[int]:
     """Return for each word of the source its place in the output, or that of what replaced it."""
     places = [0] * len(words)
-    a, b = (list(map(_bare, each)) for each in (words, output))
+    a, b = (list(map(bare, each)) for each in (words, output))
     matcher = SequenceMatcher(None, a, b, autojunk=False)
     for _, i1, i2, j1, j2 in matcher.get_opcodes():
         for i in range(i1, i2):
@@ -50,7 +50,7 @@ def _places(words: Sequence[str], output: Sequence[str]) -> list[int]:
     return places
 
 
-def _bare(word: str) -> str:
+def bare(word: str) -> str:
     return re.sub(r"\W", "", word.casefold()) or word
 
 

@@ -377,14 +377,19 @@ class Document:
         source = self.text[passage.start : passage.end]
         return Piece(passage.line, source, source if output is None else output, reason, **more)
 
+    def laid_out(self, number: int, text: str) -> str | None:
+        """Return a text for a part in the layout of its source; None if it has too few words."""
+        words, gaps = self._parts[number].passage.words(self.text)
+        output, joint = text.split(), " "
+        if self._translation and len(output) == 1:  # also the whole output in some languages
+            output, joint = [*output[0]], ""
+        return arranged(words, gaps, output, joint) if output else None
+
     def _judged(self, number: int, done: Generation) -> Piece:
         """Return a piece with its output in the layout of its source, if the output is good."""
         part = self._parts[number]
-        words, gaps = part.passage.words(self.text)
-        source, output, joint = " ".join(words), done.text.split(), " "
-        if self._translation and len(output) == 1:  # also the whole output in some languages
-            output, joint = [*output[0]], ""
-        laid_out, reason = arranged(words, gaps, output, joint) if output else None, None
+        source, output = part.passage.flat(self.text), done.text.split()
+        laid_out, reason = self.laid_out(number, done.text), None
         least = self.options.min_similarity or 0.0
         if done.finish_reason == "length":
             reason = f"its output did not end within {count(done.stats.emitted, 'token')}"
@@ -402,7 +407,7 @@ class Document:
             reason = "its output has fewer words than it has lines"
         elif not keeps_lines(self.text, part.passage, laid_out):
             reason = "its output would make something else of a line, such as an item of a list"
-        elif output != words:
+        elif output != source.split():
             reason = self._doubt(part, done)
         if reason:
             refused = laid_out or done.text or None

@@ -1,0 +1,232 @@
+"""Files of documents: the text in them, and the same file with another text.
+
+The text has a line for each line of a plain file, for each speech of subtitles, and for each
+stretch of words in Word, so that everything else works on lines.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zipfile import BadZipFile
+
+from ..errors import decoded
+from .layout import bare, places
+from .splitting import Breaks
+
+if TYPE_CHECKING:
+    from docx.oxml.text.run import CT_R
+
+# Of the files that are taken from folders.
+SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx")
+WIDTH = 42  # characters of a line of subtitles, by broadcasters' rules; half without spaces
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
+_SPEECH = re.compile(r"[-–—]\s*\S")
+# What stands around the words of a speech: tags that enclose it, positions, notes of music.
+_AROUND = re.compile(r"((?:\s|<[^>]*>|\{\\[^}]*\}|[♪♫#])*)(.*?)((?:\s|</[^>]*>|[♪♫#])*)", re.DOTALL)
+
+
+class PlainFile:
+    """Plain text or Markdown, in UTF-8."""
+
+    breaks: Breaks = "wrapped"  # which line breaks may be within a sentence
+    unit = "line"  # what `number` counts
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self.text = decoded(data, name)
+
+    def number(self, line: int) -> int:
+        """Return the number, from 1, under which a reader of the file finds a line of the text."""
+        return line
+
+    def rewritten(self, text: str) -> bytes:
+        """Return the file with another text of as many lines."""
+        return text.encode()
+
+    def not_kept(self) -> list[str]:
+        """Say what the file that was made last may have lost, and what it has as it was."""
+        return []
+
+
+@dataclass
+class _Cue:
+    number: int  # from 1
+    lines: list[str]  # as they are in the file
+    around: list[tuple[str, str]] = field(default_factory=list)  # what each speech stands between
+    speeches: list[str] = field(default_factory=list)
+
+
+class Subtitles(PlainFile):
+    """SubRip or WebVTT: times and all that is not spoken stay, a cue has at most two lines."""
+
+    breaks: Breaks = "cues"
+    unit = "cue"
+
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data, name)
+        self._parts: list[str | _Cue] = []  # of the file, in order
+        cue: _Cue | None = None
+        count = 0
+        for line in _LINE.findall(self.text):
+            if cue is not None and line.strip():
+                cue.lines.append(line)
+                continue
+            cue = None
+            self._parts.append(line)
+            if "-->" in line:
+                count += 1
+                cue = _Cue(count, [])
+                self._parts.append(cue)
+        self._cues = [part for part in self._parts if isinstance(part, _Cue)]
+        for cue in self._cues:
+            for line in cue.lines:
+                if cue.speeches and not _SPEECH.match(line.strip()):
+                    cue.speeches[-1] += " " + line.strip()
+                else:
+                    cue.speeches.append(line.strip())
+            found = [_AROUND.fullmatch(speech) for speech in cue.speeches]
+            cue.around = [(each[1], each[3]) for each in found if each]
+            cue.speeches = [each[2] for each in found if each]
+        self.text = "\n".join(speech for cue in self._cues for speech in cue.speeches)
+
+    def number(self, line: int) -> int:
+        return [cue.number for cue in self._cues for _ in cue.speeches][line - 1]
+
+    def rewritten(self, text: str) -> bytes:
+        lines = iter(text.split("\n"))
+        parts = []
+        for part in self._parts:
+            if isinstance(part, str):
+                parts.append(part)
+            else:
+                parts += _shown(part, [next(lines) for _ in part.speeches])
+        return "".join(parts).encode()
+
+
+def _shown(cue: _Cue, speeches: Sequence[str]) -> list[str]:
+    """Return the lines of a cue with other words."""
+    if [*speeches] == cue.speeches:
+        return cue.lines
+    shown = []
+    for (before, behind), speech in zip(cue.around, speeches, strict=True):
+        middle = len(speech) // 2
+        gaps = [gap.start() for gap in re.finditer(" ", speech)]
+        at = min(gaps, key=lambda gap: abs(gap - middle), default=middle)
+        width = WIDTH if gaps else WIDTH // 2
+        lines = [speech]
+        if len(speech) > width and len(speeches) == 1:
+            lines = [speech[:at], speech[at:].lstrip()]
+        shown.append(before + "\n".join(lines) + behind)
+    end = cue.lines[-1][len(cue.lines[-1].rstrip("\r\n")) :]
+    first = cue.lines[0][len(cue.lines[0].rstrip("\r\n")) :] or "\n"
+    return [first.join("\n".join(shown).split("\n")) + end]
+
+
+class WordFile(PlainFile):
+    """A document of Word: runs and styles stay, words go into the runs that they were in.
+
+    Words are text in runs, wherever they stand: in tables, headers, links and text boxes as well. A
+    picture, a tab or a mark of a note ends a line.
+    """
+
+    breaks: Breaks = "none"
+    unit = "paragraph"
+
+    def __init__(self, data: bytes, name: str) -> None:
+        try:
+            from docx import Document
+            from docx.opc.exceptions import PackageNotFoundError
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"{name} needs a package that is not installed (python-docx): run "
+                "pip install 'speculative-t5[word]'"
+            ) from error
+        try:
+            self._document = Document(io.BytesIO(data))
+        except (BadZipFile, KeyError, ValueError, PackageNotFoundError) as error:
+            raise ValueError(f"{name} is not a document of Word: save it as .docx") from error
+        self._stretches = [*self._found()]
+        self._estimated: list[int] = []
+        self.text = "\n".join(_text_of(runs) for _, runs in self._stretches)
+
+    def number(self, line: int) -> int:
+        return self._stretches[line - 1][0]
+
+    def _found(self) -> Iterator[tuple[int, list[CT_R]]]:
+        """Yield the number of a paragraph, and runs that follow one another in it."""
+        from docx.oxml.ns import qn
+
+        plain = {qn(f"w:{tag}") for tag in ("t", "rPr", "lastRenderedPageBreak")}
+        roots = [self._document.element.body]
+        for relation in self._document.part.rels.values():
+            if relation.reltype.endswith(("/header", "/footer")):
+                roots.append(relation.target_part.element)
+        number = 0
+        for root in roots:
+            for paragraph in root.iter(qn("w:p")):
+                number += 1
+                runs: list[CT_R] = []
+                for run in paragraph.iter(qn("w:r")):
+                    if next(run.iterancestors(qn("w:p"))) is not paragraph:
+                        continue  # it is in a text box
+                    if all(child.tag in plain for child in run):
+                        runs.append(run)
+                    elif runs:
+                        yield number, runs
+                        runs = []
+                if runs:
+                    yield number, runs
+
+    def rewritten(self, text: str) -> bytes:
+        for (number, runs), line in zip(self._stretches, text.split("\n"), strict=True):
+            if line != _text_of(runs) and _fill(runs, line):
+                self._estimated.append(number)
+        file = io.BytesIO()
+        self._document.save(file)
+        return file.getvalue()
+
+    def not_kept(self) -> list[str]:
+        said = [f"paragraph {n}: the places of bold words, links and the like are estimates"
+                for n in dict.fromkeys(self._estimated)]  # fmt: skip
+        kinds = ("footnotes", "endnotes", "comments")
+        relations = self._document.part.rels.values()
+        found = {relation.reltype.rpartition("/")[2] for relation in relations}
+        return said + [f"{kind} stay as they were" for kind in kinds if kind in found]
+
+
+def _text_of(runs: Sequence[CT_R]) -> str:
+    return re.sub(r"[\r\n]", " ", "".join(run.text for run in runs))
+
+
+def _fill(runs: Sequence[CT_R], line: str) -> bool:
+    """Put a text into runs; return whether which words are in which is an estimate."""
+    looks = {(run.getparent(), run.rPr.xml if run.rPr is not None else "") for run in runs}
+    if len(looks) == 1:
+        for run in runs:
+            run.text = ""
+        runs[0].text = line
+        return False
+    before = _text_of(runs)
+    borders = [*accumulate(len(run.text) for run in runs)]
+    # The run in which each word begins.
+    of_words = [bisect_right(borders, word.start()) for word in re.finditer(r"\S+", before)]
+    words, texts = re.findall(r"\s*\S+\s*", line), [""] * len(runs)
+    old, new = before.split(), [word.strip() for word in words]
+    for word, place in zip(words, places(new, old), strict=True):
+        texts[of_words[place]] += word
+    for run, text in zip(runs, texts, strict=True):
+        run.text = text
+    return 2 * len({*map(bare, new)} & {*map(bare, old)}) < len({*new})
+
+
+def read_file(data: bytes, name: str) -> PlainFile:
+    """Return the document in a file, in the format that its name says."""
+    kinds = {".srt": Subtitles, ".vtt": Subtitles, ".docx": WordFile}
+    return kinds.get(Path(name).suffix.lower(), PlainFile)(data, name)
