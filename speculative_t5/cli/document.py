@@ -148,19 +148,16 @@ def document(
     """
     if options.truncate:
         raise ValueError("--truncate would lose a part of the text: leave it out")
+    job = partial_file_of(sources, files)
     targets = find_targets(sources, files)
     several = len(targets) > 1
     forms = [read_file(each.data, each.name) for each in targets]
     if not several and not forms[0].text:
         raise ValueError(f"{targets[0].name} is empty: give some text")
-    job = targets[0].output if files.in_place else files.output
-    keeps = job is not None and (not is_special(job) or Path(job).is_dir())
-    if files.resume and not keeps:
-        raise ValueError(f"--resume continues a file, which {job} is not: leave it out")
     decoder = with_base(ctx, options).load()
     Document(decoder, "", wanted).rewrite(batch_size=batch_size)  # checks the options
     kept = None
-    if job is not None and keeps:
+    if job:
         given = options.keywords | {"dtype": options.dtype, "to": decoder.languages, "from_": None}
         given |= {"prefix": decoder.prefix, "trained_length": decoder.trained_length}
         header = {
@@ -190,6 +187,23 @@ def document(
     terminal.give_tips()
     if files.check and changed:
         raise typer.Exit(terminal.FAILED)
+
+
+def partial_file_of(sources: Sequence[str], files: OutputOptions) -> Path | None:
+    """Return where pieces are kept: beside the output, or in a folder that is changed in place."""
+    name = sources[0] if files.in_place else files.output
+    if not name or (is_special(name) and not Path(name).is_dir()):
+        if files.resume and name:
+            raise ValueError(f"--resume continues a file, which {name} is not: leave it out")
+        return None
+    inside = files.in_place and Path(name).is_dir()
+    found = Path(f"{Path(name).resolve()}{'/' * inside}{PARTIAL}")
+    if found.exists() and found.stat().st_size and not (files.resume or files.force):
+        raise ValueError(
+            f"{found} holds the pieces of an earlier run: use --resume to continue after them, or "
+            "--force to start over"
+        )
+    return found
 
 
 def find_targets(sources: Sequence[str], files: OutputOptions) -> list[Target]:
@@ -400,20 +414,19 @@ def digest(data: bytes) -> str:
 
 
 class PartialFile(LineFile):
-    """The pieces done so far, a line of JSON each, in NAME.partial.jsonl beside the output.
+    """The pieces done so far, a line of JSON each, in NAME.partial.jsonl, see `partial_file_of`.
 
     There is one for all files of a run. A file is done if it has the digest that was kept before it
     was written, so that it need not be known which was last when the run was killed.
 
     It is removed when the block (`with`) is done, or ends before any piece was kept; otherwise it
-    stays, and a note says so. Pieces of an earlier run are kept with `resume`, dropped with
-    `force`, and otherwise refused, as is a file with another `header`, whose names are words for a
-    message.
+    stays, and a note says so. Pieces of an earlier run are dropped with `force`, and otherwise
+    taken over; a file with another `header` is refused, whose names are words for a message.
     """
 
-    def __init__(self, name: str, header: Header, files: OutputOptions) -> None:
-        self.path = Path(str(Path(name).resolve()) + PARTIAL)
-        super().__init__(self.path, ", or give another --output")
+    def __init__(self, path: Path, header: Header, files: OutputOptions) -> None:
+        self.path = path
+        super().__init__(path, ", or give another --output")
         self._header, self._files = header, files
         self.earlier: dict[str, dict[int, Header]] = {}  # pieces of an earlier run, by file
         self.count = 0  # pieces in the file
@@ -447,11 +460,6 @@ class PartialFile(LineFile):
             self.cut(0)
         lines = self.lines()
         first = next(lines, b"")
-        if first and not self._files.resume:
-            raise ValueError(
-                f"{self.path} holds the pieces of an earlier run: use --resume to continue after "
-                "them, or --force to start over"
-            )
         found, end = json_object(first), len(first)
         for name, value in self._header.items():
             if first and found.get(name) != value:

@@ -13,15 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from zipfile import BadZipFile
 
 from ..errors import decoded
 from .layout import bare, places
 from .splitting import Breaks
-
-if TYPE_CHECKING:
-    from docx.oxml.text.run import CT_R
 
 # Of the files that are taken from folders.
 SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx")
@@ -154,39 +151,39 @@ class WordFile(PlainFile):
             raise ValueError(f"{name} is not a document of Word: save it as .docx") from error
         self._stretches = [*self._found()]
         self._estimated: list[int] = []
-        self.text = "\n".join(_text_of(runs) for _, runs in self._stretches)
+        self.text = "\n".join(_text_of(texts) for _, texts in self._stretches)
 
     def number(self, line: int) -> int:
         return self._stretches[line - 1][0]
 
-    def _found(self) -> Iterator[tuple[int, list[CT_R]]]:
-        """Yield the number of a paragraph, and runs that follow one another in it."""
+    def _found(self) -> Iterator[tuple[int, list[Any]]]:
+        """Yield the number of a paragraph, and elements of text that follow one another in it."""
         from docx.oxml.ns import qn
 
-        plain = {qn(f"w:{tag}") for tag in ("t", "rPr", "lastRenderedPageBreak")}
         roots = [self._document.element.body]
         for relation in self._document.part.rels.values():
             if relation.reltype.endswith(("/header", "/footer")):
                 roots.append(relation.target_part.element)
-        number = 0
-        for root in roots:
-            for paragraph in root.iter(qn("w:p")):
-                number += 1
-                runs: list[CT_R] = []
-                for run in paragraph.iter(qn("w:r")):
-                    if next(run.iterancestors(qn("w:p"))) is not paragraph:
-                        continue  # it is in a text box
-                    if all(child.tag in plain for child in run):
-                        runs.append(run)
-                    elif runs:
-                        yield number, runs
-                        runs = []
-                if runs:
-                    yield number, runs
+        paragraphs = (each for root in roots for each in root.iter(qn("w:p")))
+        for number, paragraph in enumerate(paragraphs, 1):
+            texts: list[Any] = []
+            runs = (
+                run
+                for run in paragraph.iter(qn("w:r"))
+                if next(run.iterancestors(qn("w:p"))) is paragraph
+            )  # not in a text box
+            for child in (child for run in runs for child in run):
+                if child.tag == qn("w:t"):
+                    texts.append(child)
+                elif texts and child.tag not in (qn("w:rPr"), qn("w:lastRenderedPageBreak")):
+                    yield number, texts
+                    texts = []
+            if texts:
+                yield number, texts
 
     def rewritten(self, text: str) -> bytes:
-        for (number, runs), line in zip(self._stretches, text.split("\n"), strict=True):
-            if line != _text_of(runs) and _fill(runs, line):
+        for (number, texts), line in zip(self._stretches, text.split("\n"), strict=True):
+            if line != _text_of(texts) and _fill(texts, line):
                 self._estimated.append(number)
         file = io.BytesIO()
         self._document.save(file)
@@ -201,29 +198,29 @@ class WordFile(PlainFile):
         return said + [f"{kind} stay as they were" for kind in kinds if kind in found]
 
 
-def _text_of(runs: Sequence[CT_R]) -> str:
-    return re.sub(r"[\r\n]", " ", "".join(run.text for run in runs))
+def _text_of(texts: Sequence[Any]) -> str:
+    return re.sub(r"[\r\n]", " ", "".join(each.text or "" for each in texts))
 
 
-def _fill(runs: Sequence[CT_R], line: str) -> bool:
-    """Put a text into runs; return whether which words are in which is an estimate."""
-    looks = {(run.getparent(), run.rPr.xml if run.rPr is not None else "") for run in runs}
+def _fill(texts: Sequence[Any], line: str) -> bool:
+    """Put a text into elements; return whether which words are in which is an estimate."""
+    runs = [each.getparent() for each in texts]
+    looks = {(run.getparent(), str(run.rPr.xml) if run.rPr is not None else "") for run in runs}
+    words, old = re.findall(r"\s*\S+\s*", line), _text_of(texts).split()
+    new = [word.strip() for word in words]
+    parts = [""] * len(texts)
     if len(looks) == 1:
-        for run in runs:
-            run.text = ""
-        runs[0].text = line
-        return False
-    before = _text_of(runs)
-    borders = [*accumulate(len(run.text) for run in runs)]
-    # The run in which each word begins.
-    of_words = [bisect_right(borders, word.start()) for word in re.finditer(r"\S+", before)]
-    words, texts = re.findall(r"\s*\S+\s*", line), [""] * len(runs)
-    old, new = before.split(), [word.strip() for word in words]
-    for word, place in zip(words, places(new, old), strict=True):
-        texts[of_words[place]] += word
-    for run, text in zip(runs, texts, strict=True):
-        run.text = text
-    return 2 * len({*map(bare, new)} & {*map(bare, old)}) < len({*new})
+        parts[0] = line
+    else:
+        # The element in which each word begins.
+        borders = [*accumulate(len(each.text or "") for each in texts)]
+        begins = [word.start() for word in re.finditer(r"\S+", _text_of(texts))]
+        for word, place in zip(words, places(new, old), strict=True):
+            parts[bisect_right(borders, begins[place])] += word
+    for each, part in zip(texts, parts, strict=True):
+        each.text = part
+        each.set("{http://www.w3.org/XML/1998/namespace}space", "preserve")
+    return len(looks) > 1 and 2 * len({*map(bare, new)} & {*map(bare, old)}) < len({*new})
 
 
 def read_file(data: bytes, name: str) -> PlainFile:
