@@ -286,11 +286,10 @@ class Decoder(nn.Module):
         tables: Sequence[mx.array],
     ) -> tuple[mx.array, list[mx.array]]:
         """Run all layers over new positions of every row, as `t5.Decoder` does."""
-        _, num_sources, _, width, _ = sources[0].shape
         queries = offsets[:, None, None, None] + mx.arange(x.shape[1])[:, None]
         keys = mx.arange(cache[0].shape[-2])
         full, recent = keys <= queries, keys > queries - self.window
-        step = self._step(x, offsets, full, recent, num_sources, width, mask)
+        step = self._step(x, offsets, full, recent, mask, sources[0].shape[-2])
         written: list[mx.array] = []
         for layer, kv, source in zip(self.layers, cache, sources, strict=False):
             x, kv = layer(x, step, kv, source)
@@ -301,11 +300,10 @@ class Decoder(nn.Module):
         self, x: mx.array, memory: mx.array, mask: mx.array | None, block: int = 1
     ) -> mx.array:
         """Run all layers over whole sequences, as `t5.Decoder.whole` does."""
-        num_sources, width, _ = memory.shape
         places, seen = block_places(x.shape[1] // block, block)
         recent = places > places[:, None] - self.window
         full, starts = seen[None, None], mx.arange(block)[None]
-        step = self._step(x, starts, full, recent, num_sources, width, mask)
+        step = self._step(x, starts, full, recent, mask, memory.shape[1])
         for layer in self.layers:
             x, _ = layer(x, step, None, layer.read(memory))
         return x
@@ -316,17 +314,16 @@ class Decoder(nn.Module):
         offsets: mx.array,
         full: mx.array,
         recent: mx.array,
-        num_sources: int,
-        width: int,
         mask: mx.array | None,
+        width: int,
     ) -> Step:
-        """Make the masks of what queries see, in full or as far as recent, and P sources."""
+        """Make the masks of what queries see, in full or as far as recent, and of T in sources."""
         batch, length, _ = x.shape
         masks = {"full_attention": full, "sliding_attention": full & recent}
         if self.merged:
             seen = mx.ones((1, 1, 1, width), mx.bool_) if mask is None else mask == 0
             if len(seen) > 1:
-                seen = mx.repeat(seen, batch // num_sources, axis=0)
+                seen = mx.repeat(seen, batch // len(seen), axis=0)
             masks = {kind: _beside(each, seen) for kind, each in masks.items()}
         added = {
             kind: for_each_row(_additive(each, x.dtype), batch, self.mask_heads, length)
@@ -334,8 +331,8 @@ class Decoder(nn.Module):
         }
         padding = mask
         if mask is not None:
-            queries_of_each = batch * length // num_sources
-            padding = for_each_row(mask, num_sources, self.mask_heads, queries_of_each)
+            queries = batch * length // len(mask)
+            padding = for_each_row(mask, len(mask), self.mask_heads, queries)
         return Step(offsets, added, padding)
 
 
