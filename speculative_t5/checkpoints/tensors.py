@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from ..errors import first_line, printable, refuse_pointer
 
@@ -85,17 +85,23 @@ def dtype_name(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
 
 
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Say of a file of tensors that cannot be read that it is damaged."""
+    try:
+        yield
+    except PermissionError:  # not the file's fault
+        raise
+    except Exception as error:  # damaged zip entries and npy headers raise anything
+        raise ValueError(f"{path} is truncated or damaged: {first_line(error)}; {AGAIN}") from error
+
+
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """Open the tensors of a safetensors file, by name; each is mapped when it is read."""
-    try:
-        # The library checks the header: names, types, sizes, and that they fill the file.
-        with safe_open(str(path), framework="numpy"), path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-    except (SafetensorError, ValueError) as error:
-        raise ValueError(
-            f"{path} is truncated or damaged: {first_line(error)}; download it again"
-        ) from error
+    # The library checks the header: names, types, sizes, and that they fill the file.
+    with _damage_named(path), safe_open(str(path), framework="numpy"), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
     tensors = {}
     for name, entry in header.items():
         if name == "__metadata__":
@@ -126,18 +132,6 @@ def read_npz(path: Path) -> dict[str, StoredTensor]:
             member.filename.removesuffix(".npy"): _read_member(path, archive, member)
             for member in archive.infolist()
         }
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except PermissionError:  # not the file's fault
-        raise
-    except Exception as error:  # damaged zip entries and npy headers raise anything
-        raise ValueError(
-            f"{path} is truncated or damaged ({first_line(error)}); convert the model again"
-        ) from error
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredTensor:
