@@ -25,7 +25,7 @@ from .position_bias import (
     position_biases,
 )
 from .t5_session import CompiledDecoder, HeadOutput, T5Session, read_sources
-from .t5gemma_config import ModelConfig
+from .t5gemma_config import ModelConfig, StackConfig
 
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -132,21 +132,23 @@ class FeedForward(nn.Module):
     With a gate (v1.1) it is (act(n W) * n V) W'; `wi` is W and then V.
     """
 
-    def __init__(self, config: T5Config) -> None:
+    def __init__(self, config: T5Config | StackConfig) -> None:
         super().__init__()
         self.gated = config.gated
         self.activation = config.activation
         self.wi = nn.Linear(config.d_model, config.d_ff * (2 if config.gated else 1), bias=False)
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
 
-    def __call__(self, x: mx.array, normed: mx.array) -> mx.array:
+    def hidden(self, normed: mx.array) -> mx.array:
+        """Return what `wo` is to be multiplied by, (B, L, d_ff)."""
         act, hidden = ACTIVATIONS[self.activation], self.wi(normed)
         if self.gated:
             gate, linear = mx.split(hidden, 2, axis=-1)
-            hidden = act(gate) * linear
-        else:
-            hidden = act(hidden)
-        return add_product(x, self.wo, hidden)
+            return act(gate) * linear
+        return act(hidden)
+
+    def __call__(self, x: mx.array, normed: mx.array) -> mx.array:
+        return add_product(x, self.wo, self.hidden(normed))
 
 
 class EncoderLayer(nn.Module):

@@ -17,7 +17,7 @@ import mlx.nn as nn
 from .cache import resized, write
 from .config import T5Config
 from .position_bias import block_places, for_each_row
-from .t5 import T5, EncoderDecoder, Head, join_heads, quantize, split_heads
+from .t5 import T5, EncoderDecoder, FeedForward, Head, join_heads, quantize, split_heads
 from .t5gemma_config import ModelConfig, StackConfig, T5GemmaConfig
 
 Masks = Mapping[str, mx.array]  # of each type of layer, additive, (B or 1, H or 1, L, T)
@@ -104,20 +104,6 @@ class Attention(nn.Module):
         return found
 
 
-class FeedForward(nn.Module):
-    """(gelu(n W) * n V) W', n being normed; `wi` is W and then V."""
-
-    def __init__(self, stack: StackConfig) -> None:
-        super().__init__()
-        self.wi = nn.Linear(stack.hidden_size, 2 * stack.intermediate_size, bias=False)
-        self.wo = nn.Linear(stack.intermediate_size, stack.hidden_size, bias=False)
-
-    def __call__(self, normed: mx.array) -> mx.array:
-        gate, linear = mx.split(self.wi(normed), 2, axis=-1)
-        found: mx.array = self.wo(nn.gelu_approx(gate) * linear)
-        return found
-
-
 class Layer(nn.Module):
     """What all layers have: attention to their own stack, and a feed-forward."""
 
@@ -141,7 +127,8 @@ class Layer(nn.Module):
         return q, kv if cache is None else write(cache, kv, offsets)
 
     def fed_forward(self, x: mx.array) -> mx.array:
-        found: mx.array = self.feed_forward_post_norm(self.feed_forward(self.feed_forward_norm(x)))
+        hidden = self.feed_forward.hidden(self.feed_forward_norm(x))
+        found: mx.array = self.feed_forward_post_norm(self.feed_forward.wo(hidden))
         return x + found
 
 

@@ -68,6 +68,12 @@ class StackConfig:
     ropes: tuple[Rope, Rope]  # for LAYER_TYPES
     attn_logit_softcapping: float | None = None
 
+    # What its feed-forward is in the names of `T5Config`.
+    gated = True
+    activation: ClassVar[Activation] = "gelu_new"
+    d_model = property(attrgetter("hidden_size"))
+    d_ff = property(attrgetter("intermediate_size"))
+
     @property
     def num_hidden_layers(self) -> int:
         return len(self.layer_types)
@@ -93,9 +99,7 @@ class T5GemmaConfig:
     quantization: Quantization | None = None
 
     # What it is in the names of `T5Config`.
-    gated = True
-    activation: ClassVar[Activation] = "gelu_new"
-
+    gated, activation = StackConfig.gated, StackConfig.activation
     d_model = property(attrgetter("decoder.hidden_size"))
     d_ff = property(attrgetter("decoder.intermediate_size"))
     d_kv = property(attrgetter("decoder.head_dim"))
