@@ -90,9 +90,13 @@ def read_flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
     return default if value is None else value
 
 
-def read_size(raw: Mapping[str, Any], name: str, most: int = MAX_SIZE) -> int:
-    """Read a config.json's `name`, a positive integer that MLX's shapes can hold."""
+def read_size(
+    raw: Mapping[str, Any], name: str, most: int = MAX_SIZE, *, default: int | None = None
+) -> int:
+    """Read a positive integer that MLX's shapes can hold, or the `default` of a missing one."""
     value = raw.get(name)
+    if value is None and default is not None:
+        return default
     if value is None:
         raise ValueError(f"{name} in config.json is missing, expected a positive integer")
     if type(value) is not int or not 0 < value <= most:
@@ -200,8 +204,7 @@ class T5Config:
         for name, value in ids.items():
             if type(value) is not int or not 0 <= value < sizes["vocab_size"]:
                 raise wrong(name, value, f"an id from 0 to {sizes['vocab_size'] - 1}")
-        as_deep = raw.get("num_decoder_layers") is None
-        decoder_depth = "num_layers" if as_deep else "num_decoder_layers"
+        depth = read_size(raw, "num_layers", MAX_LAYERS)
         projection = str(raw.get("feed_forward_proj", "relu"))
         activation = ACTIVATIONS.get(projection)
         if activation is None:
@@ -216,8 +219,8 @@ class T5Config:
         config = cls(
             **sizes,
             **ids,
-            num_layers=read_size(raw, "num_layers", MAX_LAYERS),
-            num_decoder_layers=read_size(raw, decoder_depth, MAX_LAYERS),
+            num_layers=depth,
+            num_decoder_layers=read_size(raw, "num_decoder_layers", MAX_LAYERS, default=depth),
             activation=activation,
             gated=projection.startswith("gated-"),
             own_head=not tied,

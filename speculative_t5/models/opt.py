@@ -48,8 +48,6 @@ class ModelArgs:
         width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
         if width % heads:
             raise wrong("hidden_size", width, f"a multiple of num_attention_heads, {heads}")
-        projected = config.get("word_embed_proj_dim") is not None
-        name = "word_embed_proj_dim" if projected else "hidden_size"
         activation = config.get("activation_function", "relu")
         if activation not in ("relu", "gelu"):
             raise wrong("activation_function", activation, f"one of {', '.join(ACTIVATIONS)}")
@@ -58,7 +56,7 @@ class ModelArgs:
         return cls(
             **sizes,
             num_hidden_layers=read_size(config, "num_hidden_layers", MAX_LAYERS),
-            word_embed_proj_dim=read_size(config, name),
+            word_embed_proj_dim=read_size(config, "word_embed_proj_dim", default=width),
             do_layer_norm_before=read_flag(config, "do_layer_norm_before", True),
             activation_function=activation,
         )

@@ -151,9 +151,7 @@ class T5GemmaConfig:
             **ids,
             final_logit_softcapping=cap,
             own_head=not read_flag(raw, "tie_word_embeddings", True),
-            n_positions=read_size(
-                {"max_position_embeddings": 8192, **encoder}, "max_position_embeddings"
-            ),
+            n_positions=read_size(encoder, "max_position_embeddings", default=8192),
             quantization=read_quantization(raw),
         )
 
@@ -178,8 +176,7 @@ def _stack(raw: Mapping[str, Any], generation: int) -> StackConfig:
     depth = read_size(raw, "num_hidden_layers", MAX_LAYERS)
     types = raw.get("layer_types")
     if types is None:
-        pattern = {"sliding_window_pattern": _PATTERNS[generation], **raw}
-        every = read_size(pattern, "sliding_window_pattern")
+        every = read_size(raw, "sliding_window_pattern", default=_PATTERNS[generation])
         types = [LAYER_TYPES[(i + 1) % every == 0] for i in range(depth)]
     known = isinstance(types, list) and all(each in LAYER_TYPES for each in types)
     if not known or len(types) != depth:
