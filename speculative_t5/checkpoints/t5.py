@@ -15,15 +15,13 @@ from ..models import ModelConfig, T5Config, T5GemmaConfig, new_model
 from . import t5gemma
 from .adapters import Adapter
 from .model_folder import ModelFolder
-from .tensors import Shape, StoredTensor, check_shapes, module_shapes, read_npz
+from .tensors import Shape, Sources, StoredTensor, check_shapes, module_shapes, read_npz
 
 # Names of the embedding; checkpoints without the first have the second (madlad400).
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
 # An encoder-decoder bias that old checkpoints hold and that is never used.
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-# The name and shape of each stored tensor of a parameter, which stacks them by rows.
-Sources = Mapping[str, Shape]
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from ..models import T5GemmaConfig
-from .tensors import StoredTensor
+from .tensors import Sources, StoredTensor
 
 T = TypeVar("T")
-Sources = Mapping[str, tuple[int, ...]]
 
 # Of images and their place in a text, which this package does not read.
 IMAGES = ("encoder.vision_tower.", "encoder.multi_modal_projector.",

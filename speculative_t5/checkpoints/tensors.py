@@ -22,6 +22,8 @@ from safetensors import safe_open
 from ..errors import first_line, printable, refuse_pointer
 
 Shape = tuple[int, ...]
+# The name and shape of each stored tensor of a parameter, which stacks them by rows.
+Sources = Mapping[str, Shape]
 
 BLOCK_BYTES = 1 << 20  # what is done to a block finds it in the cache of a core
 
