@@ -10,6 +10,7 @@ import mlx.core as mx
 from .. import device
 from .drafters import padded
 from .logits import TokenHistory
+from .loop import token_budget
 from .protocols import LanguageModel
 from .sampling import Sampler
 
@@ -29,16 +30,13 @@ def pair_probabilities(
     q is None without a draft, and where the draft's context is full. Ids from `draft_vocab` on have
     q = 0. See `token_probabilities`.
     """
-    size = model.info.vocab_size
+    size, q = model.info.vocab_size, list[float]()
     with device.turn():
         p = token_probabilities(model, source, tokens, sampler, size, size)
-    if draft is None:
-        return tuple((each, None) for each in p)
-    limit, asked = draft.info.max_context, tokens
-    if limit is not None:  # the tokens before each scored one must fit
-        asked = tokens[: max(0, limit - len(source) + 1)]
-    with device.turn():
-        q = token_probabilities(draft, source, asked, sampler, draft_vocab or size, size)
+        if draft is not None:
+            # The tokens before each scored one must fit.
+            asked = tokens[: max(0, token_budget(draft, source, len(tokens)))]
+            q = token_probabilities(draft, source, asked, sampler, draft_vocab or size, size)
     return tuple(zip_longest(p, q))
 
 
