@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -133,8 +133,13 @@ class AdaptiveSchedule(Schedule):
         self._handicaps = np.array([OTHER_SHARE if each.share else 1.0 for each in self._choices])
         self._learning = threading.Lock()
         self._store = store
-        self._counts, costs, self._exploration = _read(store, len(shares))
-        self._costs = defaultdict(Costs, costs)  # by the size of the batch
+        found = _read(store, len(shares))
+        self._counts = [Counts(each) for each in found.get("counts", [None] * len(shares))]
+        self._costs = defaultdict[int, Costs](Costs)  # by the size of the batch
+        for size, known in found.get("costs", {}).items():
+            self._costs[int(size)] = Costs({int(kind): each for kind, each in known.items()})
+        self._exploration = Exploration(*map(float, found.get("exploration", [])))
+        self._exploration.budget = min(self._exploration.budget, EXPLORED_FIRST)
         self._rounds, self._save_at = 0, SAVED_FIRST
         # By the size of the batch: an index of the choices, and what to expect in a cost of 1.
         self._best: dict[int, tuple[int, float]] = {}
@@ -358,23 +363,13 @@ def cache_folder() -> Path:
     return Path(root) / "speculative_t5" / "draft-lengths"
 
 
-def _read(path: Path | None, shares: int) -> tuple[list[Counts], dict[int, Costs], Exploration]:
-    """Return what a file has, costs by batch size; nothing learned if missing or damaged."""
-    nothing = [Counts() for _ in range(shares)], dict[int, Costs](), Exploration()
+def _read(path: Path | None, shares: int) -> dict[str, Any]:
+    """Return what `AdaptiveSchedule.keep` has kept; nothing if it is missing or damaged."""
     try:
         digest, _, kept = path.read_bytes().partition(b"\n") if path else (b"", b"", b"")
     except OSError:
-        return nothing
-    if digest != _digest(kept, shares):
-        return nothing
-    found = json.loads(kept)
-    exploration = Exploration(*map(float, found["exploration"]))
-    exploration.budget = min(exploration.budget, EXPLORED_FIRST)
-    costs = {
-        int(size): Costs({int(n): each for n, each in known.items()})
-        for size, known in found["costs"].items()
-    }
-    return [Counts(each) for each in found["counts"]], costs, exploration
+        return {}
+    return json.loads(kept) if digest == _digest(kept, shares) else {}
 
 
 def _digest(kept: bytes, shares: int) -> bytes:
