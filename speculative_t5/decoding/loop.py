@@ -243,8 +243,6 @@ class Batch:
         limits = [row.limit for row in rows]
         num_draft = plan.schedule.next(1 + max(limits), len(rows))
         begun_early, last_ended = self._next_tokens is not None, self._ended
-        lengths: Sequence[int] = [0] * len(rows)
-        width = 0
         with device.turn():  # a stream may have begun in another thread, or before a fork
             began = drafted = time.perf_counter()
             contexts = [row.context for row in rows]
@@ -260,12 +258,11 @@ class Batch:
                 draft = draft.limited([min(limit, kept) for limit in limits])
                 if plan.timed:
                     read(draft.tokens)
-                drafted, lengths = time.perf_counter(), draft.lengths
-                width = draft.tokens.shape[1]
+                drafted = time.perf_counter()
                 history = TokenHistory(contexts, [row.start for row in rows], draft.tokens)
-                keys = self._verdict_keys(width)
+                keys = self._verdict_keys(draft.tokens.shape[1])
                 verdicts = plan.verifier.verify(session, history, draft, self._groups, keys)
-        ended, now = time.perf_counter(), self._now()
+        ended, now, lengths = time.perf_counter(), self._now(), draft.lengths
         # A pass that was begun early also ran while the caller was at work.
         typical = begun_early == (self._next_tokens is not None) and not plan.timed
         typical &= not begun_early or began - last_ended < IDLE * (ended - began)
@@ -278,7 +275,8 @@ class Batch:
         whole = [i for i, limit in enumerate(limits) if limit >= num_draft]  # may use all of it
         counts = [lengths[i] for i in whole], [done[i].num_accepted for i in whole]
         seconds = drafted - began, ended - drafted
-        self.outcome = Outcome(num_draft, *counts, *seconds, len(rows), 1 + width, typical)
+        length = 1 + draft.tokens.shape[1]
+        self.outcome = Outcome(num_draft, *counts, *seconds, len(rows), length, typical)
         plan.schedule.observe(self.outcome)
         return done
 
