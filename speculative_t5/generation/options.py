@@ -208,11 +208,7 @@ class GenerationOptions:
 
     def detokenizer(self, tokenizer: Tokenizer | None) -> Detokenizer | None:
         """Return what makes text of one output's ids, up to a stop string; None without any."""
-        if tokenizer is None:
-            return None
-        if self.stop:
-            return StoppedText(tokenizer, self.stop, self.min_tokens)
-        return Detokenizer(tokenizer)
+        return StoppedText(tokenizer, self.stop, self.min_tokens) if tokenizer else None
 
     @property
     def of_finished(self) -> list[str]:
