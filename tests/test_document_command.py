@@ -131,9 +131,9 @@ def test_a_stopped_run_goes_on_where_it_was(call: Call, here: Path) -> None:
         left, least = left[: left.rindex(b"\n") + 1], left.count(b"\n") + 1
         assert least <= MANY + 1 and names(here) == {"in.txt", partial.name}
         assert json.loads(left.splitlines()[1]).keys() == {
-            "file", "piece", "output", "reason", "refused", "retried",
+            "file", "start", "end", "line", "output", "reason", "refused", "retried",
         }  # fmt: skip
-        partial.write_bytes(left + b'{"piece": 3, "outp')
+        partial.write_bytes(left + b'{"start": 3, "outp')
     done = call(*DOCUMENT, "--resume")
     assert done.code == 0, done.err
     assert (here / "out.txt").read_bytes() == whole and names(here) == {"in.txt", "out.txt"}

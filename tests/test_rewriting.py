@@ -168,18 +168,14 @@ def test_outputs_may_be_twice_as_long_as_their_pieces() -> None:
 def test_parts_that_are_done_are_left_out() -> None:
     decoder: Any = Scripted(lambda each: corrected(each).replace("there", "1 there"))
     document = Document(decoder, TEXT, RewriteOptions())
-    pieces = dict(document.rewrite())
+    pieces = [*document.rewrite()]
     whole = document.result(pieces)
     assert [piece.refused for piece in whole.kept] == ["I have it 1 there."]
     for skipped in ({0}, {1, 2}, set(range(len(document)))):
-        done = {n: pieces[n] for n in skipped}
-        kept = {
-            n: document.piece(n, p.output, p.reason, refused=p.refused) for n, p in done.items()
-        }
-        assert kept == {n: replace(piece, stats=None) for n, piece in done.items()}
-        rest = dict(document.rewrite(skip=kept))
-        assert not rest.keys() & kept.keys()
-        assert document.result(kept | rest).text == whole.text
+        kept = {pieces[n].start: replace(pieces[n], stats=None) for n in skipped}
+        rest = [*document.rewrite(done=kept)]
+        assert not {piece.start for piece in rest} & kept.keys()
+        assert document.result([*kept.values(), *rest]).text == whole.text
     assert whole.stats.emitted == len(document) * STATS.emitted
     assert whole.stats.rounds == len(document)
 

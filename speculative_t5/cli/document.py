@@ -175,7 +175,7 @@ def document(
             pieces, seconds = _decoded(whole, kept, batch_size, target)
             quits = False
             if files.review:
-                pieces, quits = review(whole, pieces, partial(_where, target, form, several))
+                pieces, quits = review(pieces, partial(_where, target, form, several))
             result = whole.result(pieces, seconds)
             changed |= result.text != result.source
             data = form.rewritten(result.text)
@@ -257,22 +257,24 @@ def backup_of(name: str) -> str:
 
 def _decoded(
     whole: Document, kept: PartialFile | None, batch_size: int | None, target: Target
-) -> tuple[dict[int, Piece], float]:
+) -> tuple[list[Piece], float]:
     """Decode all pieces that are left, and keep each as it is done; return the seconds, too."""
-    names = ("output", "reason", "refused", "retried")
-    pieces: dict[int, Piece] = {}
-    for number, earlier in kept.earlier.get(target.key, {}).items() if kept else ():
-        if number in range(len(whole)):
-            pieces[number] = whole.piece(number, **{name: earlier.get(name) for name in names})
+    names = ("line", "start", "output", "reason", "refused", "retried")
+    done: dict[int, Piece] = {}
+    for record in kept.earlier.get(target.key, ()) if kept else ():
+        source = whole.text[record["start"] : record["end"]]
+        done[record["start"]] = Piece(source=source, **{name: record[name] for name in names})
     began = time.perf_counter()
+    pieces = [*done.values()]
     with tqdm(
-        total=len(whole), initial=len(pieces), unit=" pieces", desc=target.source, disable=None
+        total=len(whole), initial=len(done), unit=" pieces", desc=target.source, disable=None
     ) as bar:
-        for number, piece in whole.rewrite(batch_size=batch_size, skip=pieces):
-            pieces[number] = piece
+        for piece in whole.rewrite(batch_size=batch_size, done=done):
+            pieces.append(piece)
             if kept:
                 record = {name: getattr(piece, name) for name in names}
-                kept.append({"file": target.key, "piece": number} | record)
+                end = piece.start + len(piece.source)
+                kept.append({"file": target.key, "end": end} | record)
             bar.update()
     return pieces, time.perf_counter() - began
 
@@ -428,7 +430,7 @@ class PartialFile(LineFile):
         self.path = path
         super().__init__(path, ", or give another --output")
         self._header, self._files = header, files
-        self.earlier: dict[str, dict[int, Header]] = {}  # pieces of an earlier run, by file
+        self.earlier: dict[str, list[Header]] = {}  # pieces of an earlier run, by file
         self.count = 0  # pieces in the file
         self._done: set[str] = set()  # digests of what was written
 
@@ -469,12 +471,11 @@ class PartialFile(LineFile):
                 )
         for raw in takewhile(lambda raw: raw.endswith(b"\n"), lines):
             record = json_object(raw)
-            number, done = record.get("piece"), record.get("done")
-            if isinstance(number, int) and {"file", "output", "reason"} <= record.keys():
-                self.earlier.setdefault(record["file"], {})[number] = record
+            if record.keys() >= {"file", "start", "end", "output", "reason"}:
+                self.earlier.setdefault(record["file"], []).append(record)
                 self.count += 1
-            elif isinstance(done, str):
-                self._done.add(done)
+            elif record.keys() == {"file", "done"}:
+                self._done.add(record["done"])
             else:
                 raise ValueError(
                     f"{self.path} holds a line that is not a piece: use --force without --resume "
@@ -486,7 +487,7 @@ class PartialFile(LineFile):
     def append(self, piece: Header) -> None:
         with terminal.signals_held():
             self.append_bytes(json_line(piece))
-            self.count += "piece" in piece
+            self.count += "start" in piece
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or not self.count:

@@ -1,10 +1,12 @@
 """Suggestions one by one on a terminal, as `git add -p` shows changes: take, leave or edit each."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..documents import Document, Piece, changes, lines
+from ..documents import Piece, changes, lines
+from ..documents.layout import arranged
 from . import terminal
 from .terminal import note
 
@@ -22,38 +24,34 @@ HELP = (
 )
 
 
-def review(
-    whole: Document, pieces: Mapping[int, Piece], where: Callable[[int], str]
-) -> tuple[dict[int, Piece], bool]:
+def review(pieces: Iterable[Piece], where: Callable[[int], str]) -> tuple[list[Piece], bool]:
     """Ask for each suggestion; return the pieces as they were chosen, and whether to quit.
 
     Suggestions are the changed pieces, and the outputs that were held back. `where` says where a
     line is.
     """
-    chosen, every, quits = dict(pieces), False, False
+    chosen, every, quits = list[Piece](), False, False
     out = terminal.console(stderr=True)
-    for number in range(len(whole)):
-        piece = chosen[number]
+    for piece in sorted(pieces, key=lambda piece: piece.start):
         held_back = piece.status == "kept"
         wanted = piece.refused if held_back else piece.output
         if wanted is None or wanted == piece.source or (every and held_back):
+            chosen.append(piece)
             continue
         made = piece
         if held_back:
             made = replace(piece, output=wanted, reason=None, refused=None)
         left = piece if held_back else replace(piece, output=piece.source, reason=None)
-        if quits:
-            chosen[number] = left
-        elif not every:
+        answer = "q" if quits else "a"
+        if not (quits or every):
             out.print(f"{where(piece.line)}: held back, {piece.reason}" if held_back
                       else where(piece.line), markup=False)  # fmt: skip
             print_change(out, "", piece.source, made.output)
             answer = _answer()
             if answer == "e":
-                text = edited(" ".join(made.output.split()))
-                made = replace(made, output=whole.laid_out(number, text) or text)
+                made = replace(made, output=edited(made.output))
             every, quits = answer == "a", answer == "q"
-            chosen[number] = left if answer in ("n", "q") else made
+        chosen.append(left if answer in ("n", "q") else made)
     return chosen, quits
 
 
@@ -69,8 +67,17 @@ def _answer() -> str:
         note(HELP)
 
 
-def edited(text: str) -> str:
-    """Return what a person makes of a text; the line editor begins with it, where there is one."""
+def edited(output: str) -> str:
+    """Return what a person makes of an output, in its layout.
+
+    The line editor begins with its words, where there is one.
+    """
+    words, gaps = output.split(), re.findall(r"\s+", output)
+    text = typed(" ".join(words))
+    return arranged(words, gaps, text.split()) or text
+
+
+def typed(text: str) -> str:
     try:
         import readline
     except ImportError:  # not every Python has it

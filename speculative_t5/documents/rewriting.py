@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..decoding import Sampler, Stats, pair_probabilities, total
@@ -111,6 +112,7 @@ class Piece:
     reason: str | None = None  # why the model's output is not used, or none was made
     refused: str | None = None  # output not used, laid out as `source` if it has enough words
     retried: str | None = None  # how another try went well: "by clauses" or "by beams"
+    start: int = 0  # where it begins in the text, in characters
     stats: Stats | None = None  # what decoding it cost; None if it was not decoded in this run
 
     @property
@@ -183,11 +185,11 @@ def rewrite(decoder: SpeculativeDecoder, text: str, options: TextOptions) -> Rew
         from tqdm import tqdm  # only where a bar is wanted
 
         done = tqdm(done, total=len(document), unit="piece", desc="rewriting")
-    pieces = dict(done)
+    pieces = list(done)
     return document.result(pieces, time.perf_counter() - began)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Part:
     """A part of the text to rewrite."""
 
@@ -293,103 +295,119 @@ class Document:
         *,
         batch_size: int | None = None,
         speculative: bool = True,
-        skip: Collection[int] = (),
-    ) -> Iterator[tuple[int, Piece]]:
-        """Yield the number and the piece of each part as it is done, in any order.
+        done: Mapping[int, Piece] = MappingProxyType({}),
+    ) -> Iterator[Piece]:
+        """Yield the piece of each part that is not `done` (by `start`), in any order.
 
-        The options are checked at the call. Parts whose numbers are in `skip` are left out.
+        The options are checked at the call.
         """
-        decoder = self._decoder
-        left = [(i, part) for i, part in enumerate(self._parts) if i not in skip]
-        readable = [(i, part) for i, part in left if part.reason is None]
-        readable.sort(key=lambda each: each[1].limit)
-        decoder.iter_batch([], batch_size=batch_size, speculative=speculative)
+        keywords: dict[str, Any] = {"batch_size": batch_size, "speculative": speculative}
+        self._decoder.iter_batch([], **keywords)
 
-        def pieces() -> Iterator[tuple[int, Piece]]:
-            for i, part in left:
+        def pieces() -> Iterator[Piece]:
+            left = [*self._left(done)]
+            for part in left:
                 if part.reason is not None:
-                    yield i, self.piece(i, None, part.reason)
-            failed = {}
-            for i, done in self._decoded(readable, batch_size=batch_size, speculative=speculative):
-                piece = self._judged(i, done)
+                    yield self._piece(part, None, part.reason)
+            failed = []
+            for part, output in self._decoded([p for p in left if p.reason is None], **keywords):
+                piece = self._judged(part, output)
                 if piece.reason and self._translation:
-                    failed[i] = piece
+                    failed.append((part, piece))
                 else:
-                    yield i, piece
+                    yield piece
             if failed:
-                yield from self._retried(failed, batch_size=batch_size, speculative=speculative)
+                yield from self._retried(failed, keywords)
 
         return pieces()
 
+    def _left(self, done: Mapping[int, Piece]) -> Iterator[_Part]:
+        """Yield the parts that are left, or their sentences if some of them are done."""
+        for part in self._parts:
+            start, end = part.passage.start, part.passage.end
+            if done and start in done and len(done[start].source) == end - start:
+                continue
+            several = self._sentences(part) if done else []
+            begun = any(each.passage.start in done for each in several)
+            yield from (p for p in several if p.passage.start not in done) if begun else [part]
+
+    def _sentences(self, part: _Part) -> list[_Part]:
+        return [*map(self._read, sentences(self.text, part.passage, self._language))]
+
     def _decoded(
-        self, parts: Sequence[tuple[int, _Part]], **keywords: Any
-    ) -> Iterator[tuple[int, Generation]]:
-        """Decode parts in order of `limit`; yield the number of each, and its output."""
-        by_limit = sorted(parts, key=lambda each: each[1].limit)
-        for limit, group in groupby(by_limit, key=lambda each: each[1].limit):
-            requests = [(i, part.ids) for i, part in group]
-            yield from self._decoder.iter_batch(requests, max_tokens=limit, **keywords)
+        self, parts: Iterable[_Part], **keywords: Any
+    ) -> Iterator[tuple[_Part, Generation]]:
+        """Decode parts in order of `limit`; yield each with its output."""
+        by_limit = sorted(parts, key=lambda part: part.limit)
+        for limit, group in groupby(by_limit, key=lambda part: part.limit):
+            alike = list(group)
+            requests = [(i, part.ids) for i, part in enumerate(alike)]
+            for i, output in self._decoder.iter_batch(requests, max_tokens=limit, **keywords):
+                yield alike[i], output
 
     def _retried(
-        self, failed: dict[int, Piece], *, batch_size: int | None, speculative: bool
-    ) -> Iterator[tuple[int, Piece]]:
-        """Try pieces again clause by clause, then by a beam search; keep those that fail thrice."""
-        parts: list[tuple[int, _Part]] = []
-        for i in failed:
-            found = clauses(self.text, self._parts[i].passage, self._language)
-            parts += [(i, self._read(each)) for each in found if len(found) > 1]
-        tries: dict[int, list[Generation]] = {i: [] for i in failed}
-        numbered = [(n, part) for n, (_, part) in enumerate(parts)]
-        outputs = dict(self._decoded(numbered, batch_size=batch_size, speculative=speculative))
-        for n, (i, _) in enumerate(parts):
-            tries[i].append(outputs[n])
-        left = {}
-        for i, piece in failed.items():
-            joined = [_joined(tries[i])] if tries[i] else []
-            again = self._first_good(i, piece, joined, "by clauses")
-            if again.retried:
-                yield i, again
-            else:
-                left[i] = again
-        searches = self._decoded(
-            [(i, self._parts[i]) for i in left if not self._decoder.is_steady],
-            batch_size=batch_size, num_beams=BEAMS, num_return_sequences=BEAMS, speculative=False,
-        )  # fmt: skip
-        for i, done in searches:
-            yield i, self._first_good(i, left.pop(i), [done, *done.alternatives], "by beams")
-        yield from left.items()
+        self, failed: Sequence[tuple[_Part, Piece]], keywords: dict[str, Any]
+    ) -> Iterator[Piece]:
+        """Try parts again sentence by sentence, then by clauses, then by a beam search.
+
+        What fails in the end stays as it was, with the reason of its first output as a sentence.
+        """
+        alone = []
+        for part, piece in failed:
+            several = self._sentences(part)
+            if len(several) < 2:
+                alone.append((part, piece))
+                continue
+            spent = piece.stats
+            for sentence, output in self._decoded(several, **keywords):
+                piece = self._judged(sentence, output)
+                piece, spent = replace(piece, stats=_sum(spent, piece.stats)), None
+                if piece.reason:
+                    alone.append((sentence, piece))
+                else:
+                    yield piece
+        for part, piece in alone:
+            found = clauses(self.text, part.passage)
+            parts = dict(self._decoded(map(self._read, found), **keywords)) if found[1:] else {}
+            ordered = sorted(parts, key=lambda each: each.passage.start)
+            tries = [_joined([parts[each] for each in ordered])] if parts else []
+            again = self._first_good(part, piece, tries, "by clauses")
+            if not again.retried and not self._decoder.is_steady:
+                search = {"num_beams": BEAMS, "num_return_sequences": BEAMS, "speculative": False}
+                ((_, best),) = self._decoded([part], **(keywords | search))
+                again = self._first_good(part, again, [best, *best.alternatives], "by beams")
+            yield again
 
     def _first_good(
-        self, number: int, piece: Piece, tries: Sequence[Generation], how: str
+        self, part: _Part, piece: Piece, tries: Sequence[Generation], how: str
     ) -> Piece:
         """Return the piece of the first output that is good; else the one that there is."""
-        costs = [each for each in (piece.stats, *(done.stats for done in tries[:1])) if each]
-        for done in tries:
-            again = self._judged(number, done)
+        stats = _sum(piece.stats, *(output.stats for output in tries[:1]))
+        for output in tries:
+            again = self._judged(part, output)
             if again.reason is None:
                 piece = replace(again, reason=piece.reason, refused=piece.refused, retried=how)
                 break
-        return replace(piece, stats=total(costs))
+        return replace(piece, stats=stats)
 
-    def piece(self, number: int, output: str | None, reason: str | None, **more: Any) -> Piece:
+    def _piece(self, part: _Part, output: str | None, reason: str | None, **more: Any) -> Piece:
         """Return what stands in the place of a part; an output of None is what was there."""
-        passage = self._parts[number].passage
-        source = self.text[passage.start : passage.end]
-        return Piece(passage.line, source, source if output is None else output, reason, **more)
+        start, source = part.passage.start, self.text[part.passage.start : part.passage.end]
+        output = source if output is None else output
+        return Piece(part.passage.line, source, output, reason, start=start, **more)
 
-    def laid_out(self, number: int, text: str) -> str | None:
+    def _laid_out(self, part: _Part, text: str) -> str | None:
         """Return a text for a part in the layout of its source; None if it has too few words."""
-        words, gaps = self._parts[number].passage.words(self.text)
+        words, gaps = part.passage.words(self.text)
         output, joint = text.split(), " "
         if self._translation and len(output) == 1:  # also the whole output in some languages
             output, joint = [*output[0]], ""
         return arranged(words, gaps, output, joint) if output else None
 
-    def _judged(self, number: int, done: Generation) -> Piece:
+    def _judged(self, part: _Part, done: Generation) -> Piece:
         """Return a piece with its output in the layout of its source, if the output is good."""
-        part = self._parts[number]
         source, output = part.passage.flat(self.text), done.text.split()
-        laid_out, reason = self.laid_out(number, done.text), None
+        laid_out, reason = self._laid_out(part, done.text), None
         least = self.options.min_similarity or 0.0
         if done.finish_reason == "length":
             reason = f"its output did not end within {count(done.stats.emitted, 'token')}"
@@ -411,8 +429,8 @@ class Document:
             reason = self._doubt(part, done)
         if reason:
             refused = laid_out or done.text or None
-            return self.piece(number, None, reason, refused=refused, stats=done.stats)
-        return self.piece(number, laid_out, None, stats=done.stats)
+            return self._piece(part, None, reason, refused=refused, stats=done.stats)
+        return self._piece(part, laid_out, None, stats=done.stats)
 
     def _has_unknown(self, source: str, done: Generation) -> bool:
         """Whether an output has an unknown token, or bytes that spell no character."""
@@ -431,25 +449,29 @@ class Document:
             return None
         return f"a token of its output has a probability of {lowest:.4f}, which is below {least:g}"
 
-    def result(self, pieces: Mapping[int, Piece], seconds: float = 0.0) -> Rewritten:
+    def result(self, pieces: Iterable[Piece], seconds: float = 0.0) -> Rewritten:
         """Put the pieces of all parts in their places; `seconds` is for the statistics."""
-        ordered = tuple(pieces[i] for i in range(len(self)))
+        ordered = tuple(sorted(pieces, key=lambda piece: piece.start))
         parts, at = [], 0
-        for part, piece in zip(self._parts, ordered, strict=True):
-            parts += [self.text[at : part.passage.start], piece.output]
-            at = part.passage.end
-        stats = total([piece.stats for piece in ordered if piece.stats is not None])
+        for piece in ordered:
+            parts += [self.text[at : piece.start], piece.output]
+            at = piece.start + len(piece.source)
         text = "".join([*parts, self.text[at:]])
-        return Rewritten(text, self.text, ordered, replace(stats, seconds=seconds))
+        stats = replace(_sum(*(piece.stats for piece in ordered)), seconds=seconds)
+        return Rewritten(text, self.text, ordered, stats)
 
 
-def _joined(parts: Sequence[Generation]) -> Generation:
-    """Return the outputs for the clauses of a piece as one."""
-    ends = [done.finish_reason for done in parts if done.finish_reason != "eos"]
+def _sum(*stats: Stats | None) -> Stats:
+    return total([each for each in stats if each is not None])
+
+
+def _joined(outputs: Sequence[Generation]) -> Generation:
+    """Return the outputs for the clauses of a sentence as one."""
+    ends = [each.finish_reason for each in outputs if each.finish_reason != "eos"]
     return replace(
-        parts[0],
-        text=" ".join(done.text.strip() for done in parts),
-        tokens=[token for done in parts for token in done.tokens],
+        outputs[0],
+        text=" ".join(each.text.strip() for each in outputs),
+        tokens=[token for each in outputs for token in each.tokens],
         finish_reason=ends[0] if ends else "eos",
-        stats=total([done.stats for done in parts]),
+        stats=_sum(*(each.stats for each in outputs)),
     )

@@ -100,11 +100,8 @@ def sentences(text: str, passage: Passage, language: str) -> list[Passage]:
     return found
 
 
-def clauses(text: str, passage: Passage, language: str) -> list[Passage]:
-    """Split a passage into its sentences, or if it has only one, at commas and the like."""
-    found = sentences(text, passage, language)
-    if len(found) > 1:
-        return found
+def clauses(text: str, passage: Passage) -> list[Passage]:
+    """Split a sentence at commas and the like."""
     parts: list[list[Span]] = [[]]
     for span in passage.spans:
         parts[-1].append(span)
