@@ -163,8 +163,11 @@ def test_what_another_run_left_is_refused(
         assert done.code == 2
         check_message(done.err[0].removeprefix("error: "), found)
         assert (here / "out.txt.partial.jsonl").read_bytes() == before
+    (here / "in.txt").write_bytes(TEXT.replace("Top", "She have a pear.").encode())
+    assert call(*DOCUMENT, "--resume").code == 0, "its pieces are not those of the other text"
+    resumed = (here / "out.txt").read_bytes()
     assert call(*DOCUMENT, "--force").code == 0
-    assert names(here) == {"in.txt", "out.txt"}
+    assert names(here) == {"in.txt", "out.txt"} and (here / "out.txt").read_bytes() == resumed
 
 
 BAD: list[tuple[tuple[str, ...], str]] = [

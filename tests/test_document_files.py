@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from speculative_t5.cli.document import PartialFile
-from speculative_t5.documents import read_file
+from speculative_t5.documents import Document, RewriteOptions, read_file
 
 import pytest
 from commands import Call, start
@@ -18,6 +18,7 @@ from conftest import REPOSITORY
 from docx import Document as Word
 from docx.shared import Pt
 from messages import check_message
+from pieces import Scripted
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
 WRONG, RIGHT = "She have a apple.", "She has an apple."
@@ -206,6 +207,15 @@ def test_subtitles_keep_times_tags_and_speakers(call: Call, here: Path) -> None:
         .replace("He have", "He has").replace("I has", "I have")
     )  # fmt: skip
     assert (here / "new-b.vtt").read_text() == VTT.replace("<v Ann>She have a", "<v Ann>She has an")
+
+
+def test_a_sentence_of_several_cues_is_read_as_one() -> None:
+    form = read_file(SRT.encode(), "a.srt")
+    decoder = Scripted(lambda each: each.replace("apple and she", "pear, and she also"), limit=40)
+    done = Document(decoder, form.text, RewriteOptions(), form.breaks)  # type: ignore[arg-type]
+    result = done.result(done.rewrite())
+    assert decoder.read[-1] == "She have a apple and she eat it." and len(result.pieces) == 4
+    assert result.text.split("\n")[:2] == ["She have a pear, and", "she also eat it."]
 
 
 def test_a_cue_has_at_most_two_lines() -> None:

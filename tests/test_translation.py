@@ -85,6 +85,13 @@ def test_what_is_wrong_is_said(source: str, output: str, found: str) -> None:
     assert found in str(said.fault(source, output.strip()))
 
 
+def test_a_number_stands_for_itself_alone() -> None:
+    source = "Er sah 20 Hunde, 20 Katzen und 1.000 Vögel."
+    assert GERMAN.fault(source, "He saw 20 dogs, 20 cats and 1,000 birds.") is None
+    for output in ("He saw 20 dogs, cats and 1,000 birds.", "He saw 20 dogs, 20 cats and 1 bird."):
+        assert "lacks the number" in str(GERMAN.fault(source, output))
+
+
 def test_a_language_that_cannot_be_told_is_compared_word_by_word() -> None:
     said = Translation("xx", "yy")
     assert said.fault("abc def ghi jkl", "abc def ghi jkl") == "its output is not translated"

@@ -63,7 +63,7 @@ class Translation:
                 return f"its output has {kind} {found!r} more or less often"
             source, output = (pattern.sub(" ", text) for text in (source, output))
         for kind, lost in (
-            ("number", _numbers(source) - _numbers(output)),
+            ("number", _numbers(source, output)),
             ("name", _names(source) - Counter(_LATIN.findall(output))),
             ("list marker", _markers(source) - _markers(output)),
         ):
@@ -116,9 +116,20 @@ def has_words(text: str) -> bool:
     return any(map(str.isalpha, text))
 
 
-def _numbers(text: str) -> Counter[str]:
-    found = (re.sub(r"\D", "", each) for each in _NUMBER.findall(text))
-    return Counter(str(int(digits)) for digits in found if int(digits) > SPELLED)
+def _numbers(source: str, output: str) -> list[str]:
+    """Return the numbers of a source that its output lacks; marks between digits don't matter."""
+
+    def digits(number: str) -> int:
+        return int(re.sub(r"\D", "", number))
+
+    left = Counter(map(digits, _NUMBER.findall(output)))
+    lost = []
+    for number in _NUMBER.findall(source):
+        if left[digits(number)]:
+            left[digits(number)] -= 1
+        elif digits(number) > SPELLED:
+            lost.append(number)
+    return lost
 
 
 def _names(text: str) -> Counter[str]:
