@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,6 +22,8 @@ from ..models import (
     build,
     new_model,
 )
+
+Shape = ModelConfig | dict[str, Any]  # of a decoder-only model: entries of config.json
 
 
 def _gemma(generation: int, size: int, d_ff: int, depth: int, *heads: int) -> T5GemmaConfig:
@@ -81,7 +83,7 @@ def _qwen3(size: int, num_heads: int, depth: int, d_ff: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-CAUSAL_SHAPES = {  # entries of config.json
+CAUSAL_SHAPES = {
     "gpt2": _gpt2(768, 12, 12),
     "gpt2-medium": _gpt2(1024, 16, 24),
     "gpt2-large": _gpt2(1280, 20, 36),
@@ -123,17 +125,45 @@ def random_model(
     With small `embeddings` (their standard deviation) outputs vary, and may end.
     """
     _family(shape)  # refused here, if it is none
-    if shape in SHAPES:
-        model = new_model(SHAPES[shape])
-        _randomize(model, dtype, seed, embeddings)
-        accelerate(model)
-        return model
-    config, positions = CAUSAL_SHAPES[shape], context_of(shape)
-    module = build(config)
-    _randomize(module, dtype, seed, embeddings)
-    return DecoderOnlyModel(
-        module, eos_token_id=config["eos_token_id"], max_context=cast(int, positions)
-    )
+    config = SHAPES.get(shape) or CAUSAL_SHAPES[shape]
+    return ready(random_module(config, dtype=dtype, seed=seed, embeddings=embeddings), config)
+
+
+def random_module(
+    config: Shape, *, dtype: mx.Dtype = mx.float32, seed: int = 0, embeddings: float = 1.0
+) -> nn.Module:
+    """Make a module with random weights with which outputs depend on all that came before them.
+
+    They are made one at a time: all in float32 might not fit in memory.
+    """
+    module = build(config) if isinstance(config, dict) else new_model(config)
+    mx.random.seed(seed)
+
+    def random_weight(path: str, weight: mx.array) -> mx.array:
+        *_, layer, name = path.split(".")
+        new = mx.random.normal(weight.shape)
+        if weight.ndim == 1:  # of a norm, about 1, or a bias, about 0
+            new = 0.2 * new + (name != "bias")
+        elif layer in _EMBEDDINGS:
+            new = embeddings * new
+        elif "position" not in layer:
+            new = 0.7 * weight.shape[1] ** -0.5 * new
+        new = new.astype(dtype)
+        mx.eval(new)
+        return new
+
+    module.update(tree_map_with_path(random_weight, module.parameters()))
+    return module
+
+
+def ready(module: nn.Module, config: Shape) -> EncoderDecoder | DecoderOnlyModel:
+    """Return a model as `load` returns it: accelerated, or wrapped if it is decoder-only."""
+    if isinstance(config, dict):
+        most = config.get("n_positions") or config["max_position_embeddings"]
+        return DecoderOnlyModel(module, eos_token_id=config["eos_token_id"], max_context=most)
+    assert isinstance(module, EncoderDecoder)
+    accelerate(module)
+    return module
 
 
 def random_prompts(
@@ -155,25 +185,6 @@ def _family(shape: str) -> str:
         known = ", ".join([*SHAPES, *CAUSAL_SHAPES])
         raise ValueError(f"there is no shape {shape!r}: choose from {known}")
     return str(CAUSAL_SHAPES[shape]["model_type"])
-
-
-def _randomize(model: nn.Module, dtype: mx.Dtype, seed: int, embeddings: float) -> None:
-    """Give a model random weights, one at a time: all in float32 might not fit in memory."""
-    mx.random.seed(seed)
-
-    def randomized(path: str, weight: mx.array) -> mx.array:
-        *_, layer, name = path.split(".")
-        if weight.ndim == 1:
-            new = mx.zeros(weight.shape) if name == "bias" else mx.ones(weight.shape)
-        elif layer in _EMBEDDINGS:
-            new = embeddings * mx.random.normal(weight.shape)
-        else:
-            new = weight.shape[1] ** -0.5 * mx.random.normal(weight.shape)
-        new = new.astype(dtype)
-        mx.eval(new)
-        return new
-
-    model.update(tree_map_with_path(randomized, model.parameters()))
 
 
 class ReplayDrafter:

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_map
 
+from ..bench import synthetic
 from ..checkpoints import DTYPES, dtype_name, load
 from ..decoding import LanguageModel
 from ..generation import rows_are_alike, steady_width
@@ -97,10 +98,10 @@ def logits(subject: Subject) -> Finding:
     tolerances = TOLERANCES | ({mx.float32: IN_TF32} if os.environ[TF32] != "0" else {})
     for dtype, tolerance in tolerances.items():
         found = errors[dtype_name(dtype)] = {}
-        for name, family in tiny.FAMILIES.items():
-            if dtype == mx.float16 and family.get("gated"):  # which may overflow
+        for name, config in tiny.FAMILIES.items():
+            if dtype == mx.float16 and getattr(config, "gated", False):  # which may overflow
                 continue
-            for way, error in _errors(name, dtype).items():
+            for way, error in _errors(config, dtype).items():
                 found[f"{name}, {way}"] = error
                 if error > tolerance:
                     failures.append(f"{name} in {dtype_name(dtype)} is off by {error:.0e} in {way}")
@@ -115,23 +116,23 @@ def logits(subject: Subject) -> Finding:
     return Finding.of("logits", fault, reason, {"errors": errors, "tolerances": used})
 
 
-def _errors(name: str, dtype: mx.Dtype) -> dict[str, float]:
+def _errors(config: synthetic.Shape, dtype: mx.Dtype) -> dict[str, float]:
     """Return the errors of a family's logits in a type, by the way in which it computes them."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 160, length).tolist() for length in (9, 14)]
     outputs = [rng.integers(3, 160, LENGTH).tolist() for _ in prompts]
-    module, plain = tiny.family(name), tiny.family(name)
+    module, plain = synthetic.random_module(config), synthetic.random_module(config)
     module.set_dtype(dtype)
     # The same weights for both: only the arithmetic differs.
     plain.update(tree_map(lambda weight: weight.astype(mx.float32), module.parameters()))
     mx.disable_compile()
     try:
         with mx.stream(mx.cpu):
-            model = plain if isinstance(plain, EncoderDecoder) else tiny.ready(plain)
+            model = plain if isinstance(plain, EncoderDecoder) else synthetic.ready(plain, config)
             exact = np.array(_whole(model, prompts, outputs))
     finally:
         mx.enable_compile()
-    model = tiny.ready(module)
+    model = synthetic.ready(module, config)
     return {
         "whole sequences": _error(_whole(model, prompts, outputs), exact),
         "steps": _error(_stepped(model, prompts, outputs), exact),
