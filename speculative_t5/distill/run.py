@@ -15,13 +15,7 @@ from typing import Any, get_origin, get_type_hints
 from ..checkpoints import dtype_name, load_draft, save_draft
 from ..errors import read_json, shown
 from ..files import PARTIAL, lock, write_whole
-from ..models import (
-    EncoderDecoder,
-    SharingConfig,
-    SharingDraft,
-    copy_layers,
-    sample_weights,
-)
+from ..models import EncoderDecoder, SharingConfig, SharingDraft, copy_layers, sample_weights
 from .data import Data, Example
 from .judgement import Judgement, Task, judge
 from .labels import Label, label
@@ -78,11 +72,11 @@ def distill(
     """
     check_output(output)
     check_options(task.target, options, task.start)
-    folder = RunFolder(output)
+    folder, draft = RunFolder(output), new_draft(task.target, options, task.start)
     settings = {
         **asdict(replace(options, steps=options.num_steps)),
         **read_by,
-        "d_model": width_of(task.target, options, task.start),
+        "d_model": draft.config.d_model,
         "dtype": dtype_name(task.target.dtype),
         "data": data.digest[:DIGITS],
         "target": sha256(sample_weights(task.target).encode()).hexdigest()[:DIGITS],
@@ -91,7 +85,8 @@ def distill(
     with folder.begun(settings) as state:
         run = _Run(task, data, folder, state, options, report)
         valid, train = run.label()
-        return run.judge(run.train(train, valid), valid, output)
+        run.train(draft, train, valid)
+        return run.judge(draft, valid, output)
 
 
 def check_output(output: Path) -> None:
@@ -123,16 +118,6 @@ def check_options(
             raise ValueError(f"block must be {has}, as the first draft has, got {options.block}")
 
 
-def width_of(
-    target: EncoderDecoder, options: DistillOptions, start: SharingDraft | None = None
-) -> int:
-    """Return the width of the draft's layers."""
-    whole = target.config.d_model
-    if start is not None:
-        return start.config.d_model
-    return options.d_model or min(whole, max(whole // 4, NARROWEST))
-
-
 def new_draft(
     target: EncoderDecoder, options: DistillOptions, start: SharingDraft | None = None
 ) -> SharingDraft:
@@ -142,9 +127,10 @@ def new_draft(
         draft = SharingDraft(target, replace(start.own, draft_vocab=ids, block=block))
         draft.update(start.parameters())
         return draft
-    whole, width = target.config, width_of(target, options)
-    own = None if width == whole.d_model else width
-    draft = SharingDraft(target, SharingConfig(options.layers or 1, whole.d_ff, ids, block, own))
+    whole, d_ff = target.config.d_model, target.config.d_ff
+    width = options.d_model or min(whole, max(whole // 4, NARROWEST))
+    own = None if width == whole else width
+    draft = SharingDraft(target, SharingConfig(options.layers or 1, d_ff, ids, block, own))
     copy_layers(draft)
     return draft
 
@@ -301,11 +287,10 @@ class _Run:
         self.save()
         return labels
 
-    def train(self, labels: Sequence[Label], valid: Sequence[Label]) -> SharingDraft:
-        """Train, and keep the losses and the history of tokens per pass in the state."""
+    def train(self, draft: SharingDraft, labels: Sequence[Label], valid: Sequence[Label]) -> None:
+        """Train the draft, and keep the losses and the history of tokens per pass in the state."""
         options, state, path = self.options, self.state, self.folder.path / "state.safetensors"
         state.training_began = state.training_began or self.spent
-        draft = new_draft(self.task.target, options, self.task.start)
         training = Training(draft, labels, options)
         if path.exists():
             training.restore(path)
@@ -343,7 +328,6 @@ class _Run:
                 self.save()
                 training.save(path)
                 saved = perf_counter()
-        return draft
 
     def _trained(self, steps: int) -> float:
         """Return the share of the training that is done after some steps; 1 ends it."""
