@@ -1,6 +1,5 @@
 """The command `models`: which models can be used by name."""
 
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 
@@ -17,8 +16,7 @@ def models(
     found = list_models()
     if as_json:
         for model in found:
-            plain = dataclasses.replace(model, default_type=None, vocabulary=None)
-            record = dataclasses.asdict(plain) | {"folder": str(model.folder)}
+            record = vars(model) | {"folder": str(model.folder)}
             del record["vocabulary"]
             if model.default_type:
                 dtype, reason = model.default_type
