@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean, median
 from typing import TypeVar
 
@@ -178,12 +179,7 @@ def measure(
     found = {shape for runs in timed.values() for shape in later(runs, lambda run: run.shapes)}
     shapes = sorted(found | {(k, length) for k, _ in found for length in (1, k + 1)})
     length = max(1, round(fmean(len(run.tokens) for run in timed[PLAIN]) / 2))
-
-    def bare_costs() -> Costs:
-        target = Stepper(decoder.model, prompts[0], length)
-        draft = Stepper(decoder.draft, prompts[0], length) if decoder.draft else None
-        return measure_costs(target, draft, shapes, drafted_ids(decoder), MIN_SECONDS)
-
+    bare_costs = partial(measure_costs, decoder, prompts[0], length, shapes)
     bare_costs()
     measured, costs = [], []
     for turn in range(turns):
@@ -267,23 +263,22 @@ class Costs:
 
 
 def measure_costs(
-    target: Stepper,
-    draft: Stepper | None,
-    shapes: Sequence[tuple[int, int]],
-    vocab_size: int,
-    min_seconds: float,
+    decoder: SpeculativeDecoder, prompt: list[int], emitted: int, shapes: Sequence[tuple[int, int]]
 ) -> Costs:
-    """Measure bare costs of rounds (K, L); drafts are of the first `vocab_size` ids.
+    """Measure bare costs of rounds (K, L) after so many emitted tokens.
 
-    Each is measured for `min_seconds`, and at least `REPEATS` times.
+    Each is measured for `MIN_SECONDS`, and at least `REPEATS` times.
     """
+    target = Stepper(decoder.model, prompt, emitted)
+    draft = Stepper(decoder.draft, prompt, emitted) if decoder.draft else None
+    ids = drafted_ids(decoder)
 
     def seconds(num_draft: int, length: int) -> float:
         samples: list[float] = []
         first = time.perf_counter()
-        while len(samples) < REPEATS or time.perf_counter() - first < min_seconds:
+        while len(samples) < REPEATS or time.perf_counter() - first < MIN_SECONDS:
             began = time.perf_counter()
-            drafted = draft.draft(num_draft, vocab_size) if draft else []
+            drafted = draft.draft(num_draft, ids) if draft else []
             target.verify(length, drafted)
             samples.append(time.perf_counter() - began)
         # The first ones still feel the rounds of another shape before them.
