@@ -18,7 +18,6 @@ from .. import device
 from ..checkpoints import (
     ModelFolder,
     default_type_of,
-    find_folder,
     inspect_decoder_only,
     open_checkpoint,
     weights_folders,
@@ -29,7 +28,7 @@ from ..generation import SpeculativeDecoder
 from ..models import T5
 
 Status = Literal["ok", "failed", "skipped"]
-SHIPPED = "correct-base"
+SHIPPED = weights_folders()[-1] / "correct-base"
 NUM_DRAFT = 5  # tokens to draft, unless a check tries several numbers
 COMMAND = (sys.executable, "-m", "speculative_t5.doctor")
 LAST_LINES = 20  # of standard error, kept with a failure
@@ -39,21 +38,20 @@ LAST_LINES = 20  # of standard error, kept with a failure
 class Subject:
     """The models that the checks are about; a check loads them if it needs them."""
 
-    model: str = SHIPPED  # the target's folder, or its name
+    model: str = str(SHIPPED)  # the target's folder
     draft: str | None = None  # the draft's; None for prompt lookup, which needs no model
     dtype: str | None = None  # the name of the type to compute in; None for what `load` chooses
 
     @property
     def is_shipped(self) -> bool:
         """Whether the target is the one that the package ships, and no other of its name."""
-        found = find_folder(self.model)
-        return bool(found and found.resolve() == (weights_folders()[-1] / SHIPPED).resolve())
+        return Path(self.model).resolve() == SHIPPED.resolve()
 
     @property
     def default_type(self) -> device.DefaultType:
         """The type that the target computes in by default; where it cannot be read, any model."""
         try:
-            return default_type_of(_folder(self.model))
+            return default_type_of(ModelFolder(Path(self.model)))
         except (OSError, ValueError):
             return device.default_type()
 
@@ -65,7 +63,7 @@ class Subject:
         target = _described(self.model)
         if self.draft is None:
             return
-        if _folder(self.draft).kind == "t5-draft":
+        if ModelFolder(Path(self.draft)).kind == "t5-draft":
             self.decoder()
         elif target != (draft := _described(self.draft)):
             raise ValueError(
@@ -80,13 +78,9 @@ class Subject:
         )
 
 
-def _folder(name: str) -> ModelFolder:
-    return ModelFolder(find_folder(name) or Path(name))
-
-
-def _described(name: str) -> str:
+def _described(path: str) -> str:
     """Describe a model by what a draft must have, too: its kind, and its tokenizer's vocabulary."""
-    folder = _folder(name)
+    folder = ModelFolder(Path(path))
     if folder.kind == "decoder-only":
         return f"decoder-only with a tokenizer of {inspect_decoder_only(folder)[-1]}"
     open_checkpoint(folder)  # refused here, if it is
