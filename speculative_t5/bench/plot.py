@@ -1,4 +1,4 @@
-"""The plots of a benchmark and of a training; they need matplotlib."""
+"""The plot of a benchmark; it needs matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,10 +43,7 @@ def pyplot() -> Any:
 
 def check_plot(path: Path) -> None:
     """Refuse, before a run, a path that `draw` could not write to."""
-    plt = pyplot()
-    figure = plt.figure()
-    kinds = figure.canvas.get_supported_filetypes()
-    plt.close(figure)
+    kinds = pyplot().FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in kinds or path.is_dir():
         raise ValueError(f"the plot cannot be written to {path}: give a name that ends in .png")
     if not path.parent.is_dir():
