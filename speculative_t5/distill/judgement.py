@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from .. import bench, device
@@ -287,17 +288,15 @@ def _measure(
     progress: Callable[[int, int], None],
 ) -> list[bench.Turn]:
     """Decode plainly and with each K of each draft; return no turns if nothing can be sped up."""
-    order, done, total = random.Random(0), 0, 0
     numbers: list[NumDraft] = [*range(1, MOST + 1), "auto"]
-
-    def turn(prompts: Sequence[list[int]], variants: Sequence[bench.Variant]) -> bench.Turn:
-        return bench.sweep(variants, prompts, order, progress=count_one)
+    done = total = 0
 
     def count_one() -> None:
         nonlocal done
         done += 1
         progress(done, total)
 
+    turn = partial(bench.sweep, order=random.Random(0), progress=count_one)
     drafters: dict[str, LanguageModel | Literal["lookup"]] = {OWN: draft}
     if task.previous is not None:
         drafters[BEFORE] = task.previous
@@ -314,19 +313,19 @@ def _measure(
     total = len(first) + passes * len(prompts)
     warm: list[bench.Run] = []
     for prompt in prompts:
-        warm += turn([prompt], [plain])[bench.PLAIN]
+        warm += turn([plain], [prompt])[bench.PLAIN]
         if late := sum(run.seconds for run in warm) * passes > max_seconds:
             break
     if not any(len(run.emitted) > 1 for run in warm):
         return []
     prompts = prompts[: max(1, len(warm) - late)]
     total = len(warm) + len(first) + (passes - 1) * len(prompts)
-    turn(prompts[:1], first)  # the first use of everything is slower, and "auto" learns
+    turn(first, prompts[:1])  # the first use of everything is slower, and "auto" learns
     if before:
-        tried = turn(prompts, before)
+        tried = turn(before, prompts)
         *fixed, auto = before
         before = [max(fixed, key=lambda way: bench.tokens_per_second(tried[way.name])), auto]
-    return [turn(prompts, [plain, *own, *before]) for _ in range(TURNS)]
+    return [turn([plain, *own, *before], prompts) for _ in range(TURNS)]
 
 
 def speed_of(turns: Sequence[bench.Turn], name: str) -> Speed:
