@@ -244,9 +244,7 @@ class ReplayDrafter:
 
 
 def synthetic_plan(
-    decoder: SpeculativeDecoder,
-    outputs: Mapping[tuple[int, ...], Sequence[int]],
-    acceptance: float,
+    decoder: SpeculativeDecoder, outputs: Mapping[tuple[int, ...], Sequence[int]], acceptance: float
 ) -> Plan:
     """Return a decoder's plan with a `ReplayDrafter` around its drafter."""
     plan = decoder.plan()

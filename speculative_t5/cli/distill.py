@@ -226,10 +226,7 @@ def _result(folder: Path, judgement: distilling.Judgement, command: list[str]) -
 
 
 def _plan(
-    task: distilling.Task,
-    options: distilling.DistillOptions,
-    data: distilling.Data,
-    output: Path,
+    task: distilling.Task, options: distilling.DistillOptions, data: distilling.Data, output: Path
 ) -> Iterator[str]:
     """Yield lines that say what a run would do."""
     usable = len(data.train) + len(data.valid)
