@@ -14,22 +14,18 @@ Random pairs: a drafted token is accepted with a chance of {RATE}."""
 
 def as_markdown(pair: str, findings: Sequence[Finding], seconds: float) -> str:
     """Return a block of Markdown with what the checks found, of a pair that is named."""
-    by_name = {finding.name: finding for finding in findings}
-    measured = {
-        name: by_name[name]
-        for name in ("speed", *PUBLISHED)
-        if name in by_name and "pass_seconds" in by_name[name].details
-    }
     names = {"speed": pair} | {check: ":".join(shapes) for check, shapes in PUBLISHED.items()}
-    speeds = {names[name]: finding.details for name, finding in measured.items()}
+    named = [(names[each.name], each) for each in findings if each.name in names]
+    speeds = {name: each.details for name, each in named if "pass_seconds" in each.details}
     left_out = [
-        f"Left out: {names[name]}: {finding.reason}."
-        for name, finding in by_name.items()
-        if name in names and name not in measured
+        f"Left out: {name}: {each.reason}."
+        for name, each in named
+        if "pass_seconds" not in each.details
     ]
     details: dict[str, Any] = {}
-    for name in ("versions", "device"):  # the latter's chip is the one that MLX computes on
-        details |= by_name[name].details if name in by_name else {}
+    for finding in findings:
+        if finding.name in ("versions", "device"):  # the latter's chip is the one computed on
+            details |= finding.details
     parts = [
         f"### `doctor --report`: {details.get('chip', 'a machine')}",
         _table(("machine", ""), _machine(details, pair, seconds)),
