@@ -307,7 +307,7 @@ def test_commands_run_in_the_order_of_the_page(
             assert call(*shlex.split(last)[2:], program="convert.py").code == 0
         else:
             first = command.partition(" ")[0]
-            assert first in ("python", "printf", "echo", "curl", "mlx.launch"), (
+            assert first in ("python", "printf", "echo", "curl", "mkdir", "mlx.launch"), (
                 f"nothing runs {command!r}"
             )
             in_bash(command, workplace)
