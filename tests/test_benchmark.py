@@ -189,7 +189,6 @@ def test_options_are_checked_before_anything_is_measured() -> None:
         ({"acceptance": 2.0}, "acceptance must be between 0 and 1, got 2.0"),
         ({"turns": 0}, "turns must be an integer of at least 1, got 0"),
         *(({"num_draft": wrong}, "--num-draft") for wrong in ("", "a", "1-", "-3", "0-2", "4-2")),
-        ({"plot": Path("absent/plot.png")}, "create the folder absent"),
         ({"random_weights": "gpt2"}, "TARGET:DRAFT, such as t5-base:t5-small, got 'gpt2'"),
         ({"random_weights": "gpt2-xl:gpt2", "source": 1000, "max_tokens": 25},
          "at most 1024 together, which gpt2-xl reads, got 1000 and 25"),
@@ -328,7 +327,7 @@ def test_shapes_that_make_no_pair_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_synthetic_pair_is_measured(
-    small_shapes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    small_shapes: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     widths, start = set(), DecoderOnlyModel.start
 
@@ -337,10 +336,9 @@ def test_a_synthetic_pair_is_measured(
         return start(*given, width=width)
 
     monkeypatch.setattr(DecoderOnlyModel, "start", watched)
-    plot = tmp_path / "plot.png"
     sizes: Any = {"source": 20, "max_tokens": 12, "count": 1, "turns": 1, "num_draft": "1,3"}
     sizes |= {"steady": True, "dtype": "float32"}
-    bench(random_weights="opt-350m:opt-125m", acceptance=1.0, plot=plot, **sizes)
+    bench(random_weights="opt-350m:opt-125m", acceptance=1.0, **sizes)
     title, names, *rows, forwards, _, _, _ = capsys.readouterr().out.splitlines()
     ends = {name: names.index(name) + len(name) for name in ("waits", "forwards", "same output")}
     columns = [[row[:end].split()[-1] for end in ends.values()] for row in rows]
@@ -349,4 +347,3 @@ def test_a_synthetic_pair_is_measured(
     assert [row[:12].rstrip() for row in rows] == names
     assert widths >= {None, 2, 4}
     assert max(map(len, (title, names, forwards))) <= 140 and forwards.startswith("forwards: ")
-    assert plot.is_file()

@@ -74,7 +74,7 @@ CHECKED = {  # why they are not run
     "python -m speculative_t5 distill --model correct-base": "the same, and has to have the data",
     "python -m speculative_t5 bench --random opt": "makes half a billion weights; others are run",
     "python -m speculative_t5 bench --turns 9": "takes minutes; others are run",
-    "python -m speculative_t5 bench --plot": "the same; test_benchmark.py draws plots",
+    "python -m speculative_t5 bench --json": "the same; test_benchmark.py draws its plot",
     "python -m speculative_t5 serve": "runs until it is stopped; curl asks one",
     "python -m pytest": "those tests are run with these",
 }

@@ -194,8 +194,6 @@ BAD_INPUT = {
     "bench --random t5-base": "'t5-base'",
     "bench --random gpt2-xl:gpt2 --source 1000": "got 1000 and 128",
     "bench --model target --plot a.png": "nothing to plot without a draft model",
-    "bench --plot loss.xyz": "the plot cannot be written to loss.xyz",
-    "bench --plot absent/loss.png": "the plot cannot be written to absent/loss.png",
     "doctor --only row": "'row'",
     "doctor --skip all": "'all'",
     "doctor --only rows --skip rows": "rows",

@@ -1,6 +1,6 @@
 """What rounds cost: benchmarks, and random models of known shapes to run them on.
 
-Imports `generation` and the packages below it and, for plots only, matplotlib.
+Imports `generation` and the packages below it.
 """
 
 from . import synthetic
@@ -20,4 +20,3 @@ from .benchmark import (
     typical,
     variants_of,
 )
-from .plot import check_plot, draw, pyplot

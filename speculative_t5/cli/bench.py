@@ -14,7 +14,7 @@ import mlx.core as mx
 from tqdm import tqdm
 
 from .. import __version__, device
-from ..bench import PLAIN, Report, Variant, check_plot, draw, measure, synthetic, variants_of
+from ..bench import PLAIN, Report, Variant, measure, synthetic, variants_of
 from ..checkpoints import as_dtype
 from ..errors import check_options, count, decoded, option
 from ..generation import SpeculativeDecoder
@@ -54,14 +54,9 @@ class BenchOptions:
     source: int = option(256, "With --random: tokens of each prompt.", least=1)
     count: int = option(3, "With --random: number of prompts.", least=1)
     as_json: bool = option(False, "Print one JSON object instead of the table.")
-    plot: Path | None = option(
-        None, "File for a plot of speed-up, forwards and theory by K (needs matplotlib)."
-    )
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.plot:
-            check_plot(self.plot)
 
 
 @with_options
@@ -96,10 +91,6 @@ def bench(
                 model, draft, dtype=dtype, prefix=prefix, to=to, from_=from_,
                 max_source_length=max_source_length, truncate=truncate,
             )  # fmt: skip
-            if wanted.plot and not first.draft:
-                raise ValueError(
-                    "there is nothing to plot without a draft model: give one with --draft-model"
-                )
             sources = _sources(first, wanted.prompts, max_tokens)
         make = partial(
             SpeculativeDecoder, first.model, tokenizer=first.tokenizer, draft_vocab=draft_vocab
@@ -137,8 +128,6 @@ def bench(
     if shapes:
         result |= {"acceptance": wanted.acceptance, "source": wanted.source}
     print(json.dumps(result) if wanted.as_json else "\n".join(_table(result, reports)))
-    if wanted.plot:
-        draw(reports, wanted.plot)
     give_tips()
 
 
