@@ -20,8 +20,9 @@ from speculative_t5.decoding import Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions
 from speculative_t5.serve.app import Settings, make_app
+from speculative_t5.serve.requests import Refused
 from speculative_t5.serve.server import Server, bind
-from speculative_t5.serve.service import Busy, DecodingFailed, State, Unavailable, WrongPrompt
+from speculative_t5.serve.service import State
 
 import httpx
 from conftest import REPOSITORY
@@ -96,9 +97,9 @@ class FakeCall:
                             break
                         yield None
                 if FORBIDDEN.upper() in chunk.text:
-                    raise ValueError(NOTHING_LEFT)
+                    raise Refused(400, NOTHING_LEFT)
                 if FAIL.upper() in chunk.text:
-                    raise DecodingFailed("decoding has failed: send the request again")
+                    raise Refused(500, "decoding has failed: send the request again")
                 yield number, chunk
                 if chunk.finish_reason:
                     del waiting[number]
@@ -131,8 +132,9 @@ class FakeService:
 
     def check_ready(self) -> None:
         if self.state != "ready":
-            seconds = 5 if self.state == "loading" else None
-            raise Unavailable(f"the server is {self.state}: wait until it is ready", seconds)
+            headers = {"Retry-After": "5"} if self.state == "loading" else None
+            message = f"the server is {self.state}: wait until it is ready"
+            raise Refused(503, message, headers=headers)
 
     @property
     def decoder(self) -> Any:
@@ -141,20 +143,24 @@ class FakeService:
         model = SimpleNamespace(info=info)
         return SimpleNamespace(model=model, tokenizer=self.tokenizer)
 
-    def submit(self, prompts: Sequence[Any], options: GenerationOptions) -> FakeCall:
+    def submit(
+        self, prompts: Sequence[Any], options: GenerationOptions, field: str = "prompt"
+    ) -> FakeCall:
         wanted = len(prompts) * options.num_return_sequences
         if wanted > self.max_queue:
             raise ValueError(f"the request asks for {wanted} outputs: split it")
         self.check_ready()
         if self.busy:
             self.busy -= 1
-            raise Busy("the queue is full: wait and send the request again", 1)
+            message = "the queue is full: wait and send the request again"
+            raise Refused(429, message, code="queue_full", headers={"Retry-After": "1"})
         for prompt in prompts:
             if isinstance(prompt, str) and not prompt.strip():
-                raise WrongPrompt("the prompt is empty: give some text")
+                raise Refused(400, "the prompt is empty: give some text", param=field)
             largest = max((part for part in prompt if isinstance(part, int)), default=0)
             if largest >= 100:
-                raise WrongPrompt(f"prompt ids must be from 0 to 99, got {largest}")
+                wrong = f"prompt ids must be from 0 to 99, got {largest}"
+                raise Refused(400, wrong, param=field)
         self.calls.append(self.makes(self, list(prompts), options))
         self.submitted.release()
         return self.calls[-1]

@@ -18,8 +18,8 @@ from messages import complaint
 HOLE = "{}"  # stands for what is only known at run time
 ERRORS = {"ValueError", "OSError", "RuntimeError", "Failure", "Refused", "StartError"}
 WITHOUT_A_MESSAGE = {  # of their own
-    "AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "Busy", "WrongPrompt",
-    "PromptTooLong", "ClientDisconnect",
+    "AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "PromptTooLong",
+    "ClientDisconnect",
 }  # fmt: skip
 NOTES = {"note", "fail"}  # show a line
 MOST = 300  # characters of a message's own

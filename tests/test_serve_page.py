@@ -16,7 +16,7 @@ from speculative_t5.decoding import FinishReason
 from speculative_t5.decoding.results import Tally
 from speculative_t5.generation import MEANINGS, ORIGIN_STYLES, Chunk, GenerationOptions
 from speculative_t5.serve.page import CSP, PAGE
-from speculative_t5.serve.service import DecodingFailed
+from speculative_t5.serve.requests import Refused
 
 import pytest
 from serving import PATIENCE, FakeCall, FakeService, Served, is_there, serving, wait_until
@@ -116,7 +116,7 @@ class PageCall(FakeCall):
             text = "".join(pieces) + rest
             yield 0, Chunk(text, [5] * len(pieces), accepted, stats, last, tuple(pieces))
             if prompt == "fail":
-                raise DecodingFailed(FAILURE)
+                raise Refused(500, FAILURE)
             if prompt == "break":
                 return
             if prompt == "wait":
@@ -129,10 +129,10 @@ class PageService(FakeService):
 
     makes = PageCall
 
-    def submit(self, prompts: Any, options: GenerationOptions) -> FakeCall:
+    def submit(self, prompts: Any, options: GenerationOptions, field: str = "prompt") -> FakeCall:
         if prompts == ["refuse"]:
             raise ValueError(REFUSAL)
-        return super().submit(prompts, options)
+        return super().submit(prompts, options, field)
 
 
 @pytest.fixture

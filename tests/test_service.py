@@ -13,7 +13,8 @@ from speculative_t5.decoding import Batch, Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions, as_chunk
 from speculative_t5.serve import service
-from speculative_t5.serve.service import Busy, Call, DecodingFailed, Service, Unavailable
+from speculative_t5.serve.requests import Refused
+from speculative_t5.serve.service import Call, Service
 
 import pytest
 from conftest import VARIED, tiny_pair
@@ -44,20 +45,21 @@ async def collect(call: Call) -> Outputs:
     ]  # fmt: skip
 
 
-async def check_failure(call: Call, error: type[Exception], message: str) -> None:
+async def check_failure(call: Call, status: int, message: str) -> None:
     """Check that a call ends in an error."""
-    with pytest.raises(error) as raised:
+    with pytest.raises(Refused) as raised:
         await collect(call)
-    assert str(raised.value) == message
+    assert (raised.value.status, str(raised.value)) == (status, message)
     assert call.cancelled
 
 
 def check_unavailable(use: Callable[[], object], *, for_ever: bool = False) -> None:
     """Check that something cannot be had from a service, and whether to ask again."""
-    with pytest.raises(Unavailable) as refused:
+    with pytest.raises(Refused) as refused:
         use()
     check_message(str(refused.value))
-    assert "'x'" not in str(refused.value) and (refused.value.retry_after is None) == for_ever
+    assert "'x'" not in str(refused.value) and refused.value.status == 503
+    assert ("Retry-After" not in refused.value.response.headers) == for_ever
 
 
 class Gate:
@@ -212,9 +214,10 @@ async def test_the_queue_is_bounded_and_counted_before_work(
         tokenized: list[Any] = []
         monkeypatch.setattr(decoder, "fit", lambda *a: tokenized.append(a))
         for count in (1, 6):
-            with pytest.raises(Busy) as busy:
+            with pytest.raises(Refused) as busy:
                 served.submit(prompts(count), SHORT)
-            assert busy.value.retry_after >= 1
+            assert busy.value.status == 429
+            assert int(busy.value.response.headers["Retry-After"]) >= 1
             check_message(str(busy.value), "6 outputs")
         assert not tokenized
         monkeypatch.undo()
@@ -278,9 +281,13 @@ async def test_what_a_server_does_not_do_is_refused() -> None:
 
     async with serving(max_queue=8) as served:
         for named, prompts, options in cases:
-            with pytest.raises(ValueError) as refused:
-                served.submit(prompts, GenerationOptions(**options))
+            with pytest.raises((ValueError, Refused)) as refused:
+                served.submit(prompts, GenerationOptions(**options), "text")
             check_message(str(refused.value), named)
+            if isinstance(refused.value, Refused):
+                assert (refused.value.status, refused.value.body["error"]["param"]) == (400, "text")
+            else:
+                assert named or not isinstance(prompts, list)
         assert is_now(served, queued=0, prompt_tokens=0), "what is refused does not wait"
 
 
@@ -300,7 +307,7 @@ async def test_a_failure_ends_its_batch_and_the_service_goes_on(
         monkeypatch.setattr(Batch, "round", round_)
         call, waiting = (served.submit(prompts(count), SHORT) for count in (2, 4))
         gate.open()
-        await check_failure(call, DecodingFailed, service.FAILED)
+        await check_failure(call, 500, service.FAILED)
         assert await collect(waiting) == expected, "those that waited are decoded all the same"
         assert served.figures()["failures"] == 1 and served.state == "ready"
     check_message(service.FAILED)
@@ -312,7 +319,7 @@ async def test_an_output_that_nothing_can_follow_ends_alone() -> None:
     async with serving(decoder) as served:
         others = served.submit(prompts(4), SHORT)
         hopeless = served.submit([[5, 1]], GenerationOptions(suppress_tokens=range(20)))
-        await check_failure(hopeless, ValueError, NOTHING_LEFT)
+        await check_failure(hopeless, 400, NOTHING_LEFT)
         assert await collect(others) == by_decoder(decoder, prompts(4), {"max_tokens": 9})
         assert is_now(served, failures=0), "the request is wrong, and nothing has failed"
 
@@ -331,7 +338,7 @@ async def test_a_text_that_cannot_be_made_ends_its_output_alone(
         monkeypatch.setattr(service, "as_chunk", fails_for_the_second)
         calls = [served.submit([p], SHORT) for p in prompts(2)]
         assert await collect(calls[0]) == by_decoder(decoder, prompts(1), {"max_tokens": 9})
-        await check_failure(calls[1], DecodingFailed, service.FAILED)
+        await check_failure(calls[1], 500, service.FAILED)
 
 
 async def test_a_model_that_cannot_be_loaded_is_a_failure() -> None:
@@ -360,7 +367,7 @@ async def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> Non
         gate.open(1)
         await stopping
         for each in calls:
-            await asyncio.wait_for(check_failure(each, DecodingFailed, service.STOPPED), 10)
+            await asyncio.wait_for(check_failure(each, 503, service.STOPPED), 10)
         assert served.state == "stopped" and served.figures()["failures"] == 0
     check_message(service.STOPPED)
 
@@ -373,7 +380,7 @@ async def test_a_thread_that_hangs_leaves_nobody_waiting(
         call = served.submit(prompts(1), FOREVER)
         await until(lambda: is_now(served, rows=1))
         await served.stop(0)
-        await check_failure(call, DecodingFailed, service.STOPPED)
+        await check_failure(call, 503, service.STOPPED)
         assert served.state == "stopped" and served.is_running
     assert served.state == "stopped"
 

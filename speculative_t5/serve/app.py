@@ -32,7 +32,7 @@ from . import requests
 from .page import HEADERS, PAGE
 from .requests import Refused
 from .server import check_key, check_site, guarded, read_body
-from .service import Busy, Call, DecodingFailed, Service, Unavailable, WrongPrompt
+from .service import Call, Service
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
 COMPLETIONS, CHAT, MODELS = "/v1/completions", "/v1/chat/completions", "/v1/models"
@@ -96,7 +96,7 @@ def make_app(service: Service, settings: Settings) -> Starlette:
         middleware.append(cors)
     if settings.api_keys:
         middleware.append(Middleware(guarded, check=partial(check_key, keys=settings.api_keys)))
-    errors = (Refused, Unavailable, ClientDisconnect, HTTPException, Exception)
+    errors = (Refused, ClientDisconnect, HTTPException, Exception)
     handlers: dict[Any, Any] = dict.fromkeys(errors, answer_error)
     app = Starlette(routes=endpoints.routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # paths are as they are
@@ -107,12 +107,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
     """Answer a request that cannot be answered otherwise."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_GONE)
-    if isinstance(error, Unavailable):
-        status, code = (429, "queue_full") if isinstance(error, Busy) else (503, None)
-        after = error.retry_after
-        headers = None if after is None else {"Retry-After": str(after)}
-        error = Refused(status, f"{error}", code=code, headers=headers)
-    elif isinstance(error, HTTPException):
+    if isinstance(error, HTTPException):
         path, allowed = shown(request.url.path), (error.headers or {}).get("Allow")
         message = f"{path} does not take {request.method}: use {allowed}"
         if not allowed:
@@ -199,11 +194,9 @@ class Endpoints(Collector):
         )
         prompts = self._of_chat(fields) if chat else requests.parse_prompts(fields)
         try:
-            call = self._service.submit(prompts, options)
+            call = self._service.submit(prompts, options, "messages" if chat else "prompt")
         except ValueError as error:
-            field = "messages" if chat else "prompt"
-            param = field if isinstance(error, WrongPrompt) else None
-            raise requests.as_refusal(error, param) from error
+            raise requests.as_refusal(error) from error
         answer = Answer(call, settings.model, chat=chat, traced=fields.get("speculative_t5", False))
         return partial(self._answer, call, answer, fields)
 
@@ -272,11 +265,6 @@ class Endpoints(Collector):
                             await write(events)
             self._whole_request.observe(time.monotonic() - began)
             return events
-        except DecodingFailed as error:
-            stopping = self._service.state in ("stopping", "stopped")
-            raise Refused(503 if stopping else 500, f"{error}") from error
-        except ValueError as error:
-            raise Refused(400, f"{error}") from error
         finally:
             del self._began[call]
 

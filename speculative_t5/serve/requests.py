@@ -83,6 +83,7 @@ class Refused(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        self.status = status
         kind = "server_error" if status >= 500 else "invalid_request_error"
         if status == 429:
             kind = "rate_limit_error"
@@ -207,11 +208,11 @@ def parse_option(name: str, found: Any, most_tokens: int) -> Any:
         raise Refused(400, str(error), param=name) from error
 
 
-def as_refusal(error: ValueError, param: str | None = None) -> Refused:
-    """Return the refusal for an error of the decoder about a prompt or several options."""
+def as_refusal(error: ValueError) -> Refused:
+    """Return the refusal for an error of the decoder about one or several options."""
     text = " ".join(str(error).split())
     named = text.split(" ", 1)[0]
-    return Refused(400, text, param=named if named in OPTIONS else param)
+    return Refused(400, text, param=named if named in OPTIONS else None)
 
 
 def _check_entries(name: str, found: Any) -> None:

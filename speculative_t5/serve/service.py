@@ -17,6 +17,7 @@ from ..decoding import PREFETCH_TOKENS, Batch, Request, Round
 from ..errors import check_integer, first_line
 from ..generation import Chunk, GenerationOptions, SpeculativeDecoder, as_chunk
 from ..tokenizers import Detokenizer, Prompt, PromptTooLong, check_prompts
+from .requests import Refused
 
 LOADING_SECONDS, STOPPING_SECONDS = 5, 10  # after which to ask again
 MOST_SECONDS = 60  # to wait for room in the queue, at most
@@ -31,28 +32,7 @@ log = logging.getLogger(__name__)
 State = Literal["loading", "ready", "stopping", "failed", "stopped"]
 
 
-class Unavailable(Exception):
-    """The service is loading, is stopping or has failed; the message is one clear line."""
-
-    def __init__(self, message: str, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after  # seconds; None where asking again would not help
-
-
-class Busy(Unavailable):
-    """The queue is full."""
-
-
-class WrongPrompt(ValueError):
-    """There is something wrong with a prompt."""
-
-
-class DecodingFailed(Exception):
-    """An output cannot be decoded; the message is one line fit for a client."""
-
-
-# What a round adds to an output, or why none follows: it failed, or its request is wrong.
-Result = Chunk | DecodingFailed | ValueError
+Result = Chunk | Refused  # what a round adds to an output, or why none follows
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +67,7 @@ class Call:
         error, cancels the call.
 
         Raises:
-            DecodingFailed: If an output cannot be decoded.
-            ValueError: If the options leave an output no token.
+            Refused: If an output cannot be decoded, or the options leave it no token.
         """
         left = self.num_outputs  # that have not ended
         try:
@@ -162,18 +141,20 @@ class Service:
 
     @property
     def decoder(self) -> SpeculativeDecoder:
-        """The decoder, once it has been loaded; Unavailable is raised before."""
+        """The decoder, once it has been loaded; Refused is raised before."""
         if self._decoder is None:
             raise self._unavailable()
         return self._decoder
 
-    def submit(self, prompts: Sequence[Prompt], options: GenerationOptions) -> Call:
+    def submit(
+        self, prompts: Sequence[Prompt], options: GenerationOptions, field: str = "prompt"
+    ) -> Call:
         """Let a call join; to be called in the service's event loop.
 
         Raises:
-            Busy: If there is no room in the queue; nothing has been tokenized then.
-            Unavailable: If the service is not ready.
-            ValueError: If an option is wrong, or, as WrongPrompt, a prompt.
+            Refused: If a prompt is wrong, which comes from this field of the request; if the
+                service is not ready; or if the queue has no room, before anything is tokenized.
+            ValueError: If an option is wrong.
         """
         check_prompts(prompts)
         options.check_stream(several=True)
@@ -189,11 +170,10 @@ class Service:
         try:
             sources = [decoder.fit(prompt, options.max_tokens).ids for prompt in prompts]
         except PromptTooLong as error:
-            raise WrongPrompt(
-                f"{error.found}: split the text, or start the server with --truncate"
-            ) from error
+            wrong = f"{error.found}: split the text, or start the server with --truncate"
+            raise Refused(400, wrong, param=field) from error
         except ValueError as error:
-            raise WrongPrompt(str(error)) from error
+            raise Refused(400, str(error), param=field) from error
         own = decoder.bind(options)
         call = Call([*map(len, sources)], wanted, self._changed)
         for number in range(wanted):
@@ -245,24 +225,26 @@ class Service:
             lacking = self._queued + wanted - self._max_queue
             if lacking > 0:
                 seconds = math.ceil(lacking * self._busy / max(self._ended, 1))
-                raise Busy(
-                    f"the queue holds {self._max_queue} outputs, {self._queued} wait already, and "
-                    f"the request asks for {wanted}: wait and send the request again",
-                    min(max(1, seconds), MOST_SECONDS),
-                )
+                seconds = min(max(1, seconds), MOST_SECONDS)
+                raise Refused(
+                    429, f"the queue holds {self._max_queue} outputs, {self._queued} wait already, "
+                    f"and the request asks for {wanted}: wait and send the request again",
+                    code="queue_full", headers={"Retry-After": str(seconds)},
+                )  # fmt: skip
 
     @property
     def _queued(self) -> int:
         """How many outputs wait for a row."""
         return sum(len(call.waiting) for call in self._calls)
 
-    def _unavailable(self) -> Unavailable:
+    def _unavailable(self) -> Refused:
         if self.state == "loading":
             message = "the model is being loaded: wait until it is ready"
-            return Unavailable(message, LOADING_SECONDS)
+            return Refused(503, message, headers={"Retry-After": str(LOADING_SECONDS)})
         if self.state == "failed":
-            return Unavailable("the server cannot decode any more: see its log")
-        return Unavailable("the server is stopping: use another one", STOPPING_SECONDS)
+            return Refused(503, "the server cannot decode any more: see its log")
+        message = "the server is stopping: use another one"
+        return Refused(503, message, headers={"Retry-After": str(STOPPING_SECONDS)})
 
     # In the thread that owns the device:
 
@@ -361,7 +343,7 @@ class Service:
                     emitted = len(done.tokens) + (done.end_id is not None)
                     self._totals.update(drafted=drafted, accepted=accepted, emitted=emitted)
                 else:
-                    self._totals["failures"] += isinstance(result, DecodingFailed)
+                    self._totals["failures"] += result.status == 500
         self._send([*zip(outputs, results, strict=True)])
 
     def _end(self, error: str, state: State | None = None) -> None:
@@ -375,7 +357,8 @@ class Service:
                 self._changed.notify_all()
             if error == FAILED:
                 self._totals["failures"] += len(outputs)
-        self._send([(output, DecodingFailed(error)) for output in outputs])
+        status = 500 if error == FAILED else 503
+        self._send([(output, Refused(status, error)) for output in outputs])
 
     def _send(self, results: Sequence[tuple[Output, Result]]) -> None:
         """Send results to the calls of their outputs, all in one message to the event loop."""
@@ -391,9 +374,9 @@ class Service:
 def result_of(output: Output, done: Round) -> Result:
     """Return what a round adds to an output; a text that cannot be made ends this output alone."""
     if done.error is not None:
-        return ValueError(done.error)
+        return Refused(400, done.error)
     try:
         return as_chunk(done, output.detokenizer)
     except Exception:  # it must not end the outputs of other calls
         log.exception("the text of an output cannot be made")
-        return DecodingFailed(FAILED)
+        return Refused(500, FAILED)
