@@ -69,13 +69,12 @@ class FakeCall:
     cancelled: threading.Event = field(default_factory=threading.Event)
     stalled: threading.Event = field(default_factory=threading.Event)
 
+    def __post_init__(self) -> None:
+        self.left = len(self.prompts) * self.options.num_return_sequences
+
     @property
     def prompt_tokens(self) -> list[int]:
         return [len(p.split()) + 1 if isinstance(p, str) else len(p) for p in self.prompts]
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.prompts) * self.options.num_return_sequences
 
     async def chunks(
         self, patience: float | None = None
@@ -83,7 +82,7 @@ class FakeCall:
         count = self.options.num_return_sequences
         waiting = {
             i: rounds_of(self.prompts[i // count], i % count, self.options)
-            for i in range(self.num_outputs)
+            for i in range(self.left)
         }
         while waiting:
             for number, chunks in list(waiting.items()):
@@ -100,9 +99,10 @@ class FakeCall:
                     raise Refused(400, NOTHING_LEFT)
                 if FAIL.upper() in chunk.text:
                     raise Refused(500, "decoding has failed: send the request again")
-                yield number, chunk
                 if chunk.finish_reason:
                     del waiting[number]
+                    self.left -= 1
+                yield number, chunk
 
     def cancel(self) -> None:
         self.cancelled.set()

@@ -114,6 +114,7 @@ class PageCall(FakeCall):
             stats = tally.stats(0.25 * tally.rounds)
             last: FinishReason | None = "eos" if rest else None
             text = "".join(pieces) + rest
+            self.left -= last is not None
             yield 0, Chunk(text, [5] * len(pieces), accepted, stats, last, tuple(pieces))
             if prompt == "fail":
                 raise Refused(500, FAILURE)

@@ -31,7 +31,7 @@ SHORT = GenerationOptions(max_tokens=9)
 
 async def collect(call: Call) -> Outputs:
     """Return the outputs of a call, whose chunks come in order."""
-    found: list[list[Chunk]] = [[] for _ in range(call.num_outputs)]
+    found: list[list[Chunk]] = [[] for _ in range(call.left)]
     async for added in call.chunks():
         assert added
         number, chunk = added

@@ -143,8 +143,8 @@ class Endpoints(Collector):
             f"{PREFIX}request_seconds", "From a request to the end of its outputs."
         )
         self.routes = [
-            Route(COMPLETIONS, partial(self._generate, chat=False), methods=["POST"]),
-            Route(CHAT, partial(self._generate, chat=True), methods=["POST"]),
+            Route(COMPLETIONS, partial(self._generate, Completion), methods=["POST"]),
+            Route(CHAT, partial(self._generate, Chat), methods=["POST"]),
             Route(MODELS, self._models),
             Route(MODELS + "/{model:path}", self._one_model),
             Route("/health", self._health),
@@ -184,50 +184,31 @@ class Endpoints(Collector):
     async def _page(self, _: Request) -> Response:
         return HTMLResponse(PAGE, headers=HEADERS)
 
-    async def _generate(self, request: Request, *, chat: bool) -> ASGIApp:
+    async def _generate(self, kind: type[Completion], request: Request) -> ASGIApp:
         """Let a request's call join, and return what sends its answer."""
         settings = self._settings
         body = await read_body(request, settings.max_body, settings.body_seconds)
-        fields = requests.parse_body(body)
-        options = requests.parse_options(
-            fields, settings.model, settings.defaults, draw_seeds=settings.draw_seeds
-        )
-        prompts = self._of_chat(fields) if chat else requests.parse_prompts(fields)
         try:
-            call = self._service.submit(prompts, options, "messages" if chat else "prompt")
+            answer = kind(requests.parse_body(body), self._service, settings)
         except ValueError as error:
             raise requests.as_refusal(error) from error
-        answer = Answer(call, settings.model, chat=chat, traced=fields.get("speculative_t5", False))
-        return partial(self._answer, call, answer, fields)
+        return partial(self._answer, answer)
 
-    def _of_chat(self, fields: dict[str, Any]) -> list[Prompt]:
-        """Return the one prompt of a chat: the messages if the model has a template for them."""
-        messages = requests.parse_messages(fields)
-        decoder = self._service.decoder
-        tokenizer = decoder.tokenizer
-        if isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template:
-            return [messages]
-        if decoder.model.info.is_decoder_only:
-            raise Refused(400, "the model has no chat template: use /v1/completions")
-        return [requests.last_of_user(messages)]
-
-    async def _answer(
-        self, call: Call, answer: Answer, fields: dict[str, Any],
-        scope: Scope, receive: Receive, send: Send,
-    ) -> None:  # fmt: skip
+    async def _answer(self, answer: Completion, scope: Scope, receive: Receive, send: Send) -> None:
         """Send an answer, whole or as a stream; its call ends with it or with its client."""
+        self._began[answer.call] = time.monotonic()
         try:
-            if not fields.get("stream"):
-                await unless_gone(receive, self._decode(call, answer))
-                await JSONResponse(answer.whole())(scope, receive, send)
-            else:
+            if answer.streams:
                 with contextlib.suppress(ClientDisconnect):
-                    usage = fields.get("stream_options", {}).get("include_usage")
-                    await unless_gone(receive, self._stream(call, answer, send, usage=usage))
+                    await unless_gone(receive, self._stream(answer, send))
+            else:
+                await unless_gone(receive, self._decode(answer))
+                await JSONResponse(answer.whole())(scope, receive, send)
         finally:
-            call.cancel()
+            answer.call.cancel()
+            del self._began[answer.call]
 
-    async def _stream(self, call: Call, answer: Answer, send: Send, *, usage: bool | None) -> None:
+    async def _stream(self, answer: Completion, send: Send) -> None:
         """Send events; the last round comes with the end: one write instead of four."""
 
         async def write(text: str, *, more: bool = True) -> None:
@@ -238,103 +219,97 @@ class Endpoints(Collector):
         if opening := answer.opening():
             await write(opening)
         try:
-            text = await self._decode(call, answer, write)
-            text += answer.usage() if usage else ""
+            text = await self._decode(answer, write) + answer.closing()
         except Refused as failure:
             text = as_event(failure.body)
         await write(text + DONE, more=False)
 
     async def _decode(
-        self, call: Call, answer: Answer, write: Callable[[str], Awaitable[None]] | None = None
+        self, answer: Completion, write: Callable[[str], Awaitable[None]] | None = None
     ) -> str:
         """Add each round to the answer; write its events as well, but return those of the last."""
-        self._began[call] = began = time.monotonic()
-        is_first, events = True, ""
-        try:
-            patience = self._settings.ping_seconds if write else None
-            async with contextlib.aclosing(call.chunks(patience)) as chunks:
-                async for added in chunks:
-                    if added:
-                        if is_first:
-                            self._first_token.observe(time.monotonic() - began)
-                        is_first = False
-                        answer.add(*added)
-                    if write:
-                        events = answer.round(*added) if added else PING
-                        if not answer.is_whole:
-                            await write(events)
-            self._whole_request.observe(time.monotonic() - began)
-            return events
-        finally:
-            del self._began[call]
+        began, events = self._began[answer.call], ""
+        async for added in answer.call.chunks(self._settings.ping_seconds if write else None):
+            if added:
+                if not any(answer.chunks):
+                    self._first_token.observe(time.monotonic() - began)
+                number, chunk = added
+                answer.chunks[number].append(chunk)
+            if write:
+                events = answer.round(*added) if added else PING
+                if answer.call.left:
+                    await write(events)
+        self._whole_request.observe(time.monotonic() - began)
+        return events
 
 
-class Answer:
-    """Makes the response to one request, whole or as the events of a stream.
+class Completion:
+    """Lets a request join, and makes the response to it, whole or as the events of a stream.
 
-    If it is `traced`, choices show tokens with their origins, and the statistics so far.
-    `completion_tokens` counts what was emitted, EOS included, as `Stats.emitted` does.
+    This is OpenAI's protocol for completions. Choices show tokens with their origins, and the
+    statistics so far, if the request says so. `completion_tokens` counts what was emitted, EOS
+    included, as `Stats.emitted` does.
     """
 
-    def __init__(self, call: Call, model: str, *, chat: bool, traced: bool) -> None:
-        self._chat, self._traced = chat, traced
-        self._prompt_tokens = sum(call.prompt_tokens)
-        self._left = call.num_outputs
-        self._chunks: list[list[Chunk]] = [[] for _ in range(call.num_outputs)]
+    field = "prompt"  # of a request, with what is to be decoded
+    prefix, kind, part_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, fields: dict[str, Any], service: Service, settings: Settings) -> None:
+        options = requests.parse_options(
+            fields, settings.model, settings.defaults, draw_seeds=settings.draw_seeds
+        )
+        self.call = service.submit(self.prompts(fields, service), options, self.field)
+        self.chunks: list[list[Chunk]] = [[] for _ in range(self.call.left)]
+        self.streams = fields.get("stream", False)
+        self._closes = fields.get("stream_options", {}).get("include_usage")
+        self._traced = fields.get("speculative_t5", False)
         self._about = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": "chat.completion" if chat else "text_completion",
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "object": self.kind,
             "created": int(time.time()),
-            "model": model,
+            "model": settings.model,
         }
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all outputs have ended."""
-        return self._left == 0
+    def prompts(self, fields: dict[str, Any], service: Service) -> list[Prompt]:
+        return requests.parse_prompts(fields)
 
-    def add(self, index: int, chunk: Chunk) -> None:
-        """Add one round of one output."""
-        self._chunks[index].append(chunk)
-        self._left -= chunk.finish_reason is not None
+    def output(self, text: str) -> dict[str, Any]:
+        """Return what a choice has of an output that has ended."""
+        return {"text": text}
+
+    def part(self, **delta: str) -> dict[str, Any]:
+        """Return what an event has of a part of an output."""
+        return {"text": delta.get("content", "")}
 
     def whole(self) -> dict[str, Any]:
         """Return the response with all outputs."""
         choices = []
-        for index, chunks in enumerate(self._chunks):
+        for index, chunks in enumerate(self.chunks):
             text, reason = "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason
-            message = {"role": "assistant", "content": text, "refusal": None}
-            own = {"message": message} if self._chat else {"text": text}
-            more = {"finish_reason": REASONS[reason], **own, **self._trace(chunks)}
-            choices.append({"index": index, "logprobs": None, **more})
+            own = {"finish_reason": REASONS[reason], **self.output(text), **self._trace(chunks)}
+            choices.append({"index": index, "logprobs": None, **own})
         return self._about | {"choices": choices, "usage": self._usage()}
 
     def opening(self) -> str:
-        """Return what a stream begins with: the roles of a chat's answers."""
-        if not self._chat:
-            return ""
-        delta = {"role": "assistant", "content": ""}
-        return "".join(self._part(index, delta) for index in range(len(self._chunks)))
+        """Return what a stream begins with."""
+        return ""
 
     def round(self, index: int, chunk: Chunk) -> str:
         """Return what a stream gets of one round of one output."""
-        sent = self._part(index, {"content": chunk.text}, **self._trace([chunk]))
+        sent = self._choice(index, **self.part(content=chunk.text), **self._trace([chunk]))
         if chunk.finish_reason:
-            sent += self._part(index, {}, finish_reason=REASONS[chunk.finish_reason])
+            sent += self._choice(index, **self.part(), finish_reason=REASONS[chunk.finish_reason])
         return sent
 
-    def usage(self) -> str:
-        """Return the event of a stream that has the numbers of tokens."""
-        return self._event([], usage=self._usage())
+    def closing(self) -> str:
+        """Return what a stream ends with: the numbers of tokens, if the request says so."""
+        return self._event([], usage=self._usage()) if self._closes else ""
 
-    def _part(self, index: int, delta: dict[str, str], **more: Any) -> str:
-        own = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
-        choice = {"index": index, "logprobs": None, "finish_reason": None} | more | own
-        return self._event([choice])
+    def _choice(self, index: int, **own: Any) -> str:
+        return self._event([{"index": index, "logprobs": None, "finish_reason": None, **own}])
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        kind = "chat.completion.chunk" if self._chat else self._about["object"]
-        return as_event(self._about | {"object": kind, "choices": choices, **more})
+        return as_event(self._about | {"object": self.part_kind, "choices": choices, **more})
 
     def _trace(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """Return the tokens of some rounds with their origins, if they are shown."""
@@ -349,12 +324,38 @@ class Answer:
         return {"speculative_t5": {"tokens": tokens, "stats": numbers}}
 
     def _usage(self) -> dict[str, int]:
-        emitted = sum(chunks[-1].stats.emitted for chunks in self._chunks)
-        return {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": emitted,
-            "total_tokens": self._prompt_tokens + emitted,
-        }
+        read = sum(self.call.prompt_tokens)
+        emitted = sum(chunks[-1].stats.emitted for chunks in self.chunks)
+        total = read + emitted
+        return {"prompt_tokens": read, "completion_tokens": emitted, "total_tokens": total}
+
+
+class Chat(Completion):
+    """The same in OpenAI's protocol for chats."""
+
+    field = "messages"
+    prefix, kind, part_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def prompts(self, fields: dict[str, Any], service: Service) -> list[Prompt]:
+        """Return the one prompt of a chat: the messages if the model has a template for them."""
+        messages, decoder = requests.parse_messages(fields), service.decoder
+        tokenizer = decoder.tokenizer
+        if isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template:
+            return [messages]
+        if decoder.model.info.is_decoder_only:
+            raise Refused(400, "the model has no chat template: use /v1/completions")
+        return [requests.last_of_user(messages)]
+
+    def output(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def part(self, **delta: str) -> dict[str, Any]:
+        return {"delta": delta}
+
+    def opening(self) -> str:
+        """Return the roles of the answers."""
+        own = self.part(role="assistant", content="")
+        return "".join(self._choice(index, **own) for index in range(len(self.chunks)))
 
 
 def as_event(value: dict[str, Any]) -> str:

@@ -150,10 +150,7 @@ def parse_options(
                 400, f"n is {count}, and greedy decoding has only one output: give a temperature "
                 "above 0", param="n",
             )  # fmt: skip
-    try:
-        return replace(defaults, **changes)
-    except ValueError as error:
-        raise as_refusal(error) from error
+    return replace(defaults, **changes)
 
 
 def check_model(found: object, model: str) -> None:

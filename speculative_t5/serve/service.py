@@ -50,7 +50,7 @@ class Call:
     """One request being decoded."""
 
     prompt_tokens: list[int]  # number of ids of each prompt
-    num_outputs: int  # samples of all prompts together
+    left: int  # outputs that have not ended, as far as they have been read
     changed: threading.Condition  # the service's, which guards the next two
     cancelled: bool = False
     waiting: deque[Output] = field(default_factory=deque)  # that have no row yet
@@ -69,9 +69,8 @@ class Call:
         Raises:
             Refused: If an output cannot be decoded, or the options leave it no token.
         """
-        left = self.num_outputs  # that have not ended
         try:
-            while left and not self.cancelled:
+            while self.left and not self.cancelled:
                 try:
                     async with asyncio.timeout(patience):
                         number, result = await self.queue.get()
@@ -80,10 +79,10 @@ class Call:
                     continue
                 if not isinstance(result, Chunk):
                     raise result
-                left -= result.finish_reason is not None
+                self.left -= result.finish_reason is not None
                 yield number, result
         finally:
-            if left:
+            if self.left:
                 self.cancel()
 
     def cancel(self) -> None:
