@@ -114,7 +114,7 @@ class FakeService:
 
     makes: ClassVar[type[FakeCall]] = FakeCall
     state: State = "ready"
-    failure: str | None = None
+    failure: BaseException | None = None
     busy: int = 0  # calls that are still to be refused
     tokenizer: Any = None
     is_decoder_only: bool = False

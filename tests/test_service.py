@@ -350,11 +350,11 @@ async def test_a_model_that_cannot_be_loaded_is_a_failure() -> None:
     assert "seconds_since_round" not in served.figures()
     served.start()
     await until(lambda: served.state == "failed")
-    assert served.failure == "there is no model 'x': give another"
     check_unavailable(lambda: served.submit([[5, 1]], FOREVER), for_ever=True)
     check_unavailable(lambda: served.decoder, for_ever=True)
     await served.stop(1)
-    assert isinstance(served.load_error, ValueError), "whoever started it may raise it"
+    assert isinstance(served.failure, ValueError), "whoever started it may raise it"
+    assert str(served.failure).startswith("there is no model 'x': give another")
 
 
 async def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> None:

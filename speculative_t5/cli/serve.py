@@ -113,10 +113,8 @@ def serve(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-    if service.load_error:
-        raise service.load_error
     if service.failure:
-        raise RuntimeError(service.failure)
+        raise service.failure
 
 
 def announce(settings: Settings, host: str, port: int) -> None:

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 import prometheus_client as prometheus
@@ -111,9 +110,8 @@ async def answer_error(request: Request, error: Exception) -> Response:
         path, allowed = shown(request.url.path), (error.headers or {}).get("Allow")
         message = f"{path} does not take {request.method}: use {allowed}"
         if not allowed:
-            phrase = HTTPStatus(error.status_code).phrase.lower()
             message = (
-                f"{request.method} {path} is not a route of this server ({phrase}): "
+                f"{request.method} {path} is not a route of this server ({error.detail.lower()}): "
                 f"use {', '.join(PATHS)}"
             )
         error = Refused(error.status_code, message, headers=error.headers)

@@ -117,8 +117,8 @@ class Service:
         # Guards all that follows; notified when there is something to do or the state changes.
         self._changed = threading.Condition()
         self.state: State = "loading"
-        self.failure: str | None = None  # why nothing is decoded any more, in one line
-        self.load_error: BaseException | None = None  # of `load`, if that is why
+        # Why nothing is decoded any more: the error of `load`, or a RuntimeError of one line.
+        self.failure: BaseException | None = None
         self._calls: deque[Call] = deque()  # with outputs that wait, the next one first
         self._running: dict[int, Output] = {}  # by the index of the request
         self._deadline = math.inf  # of all outputs, in the time of time.monotonic
@@ -259,11 +259,10 @@ class Service:
             self._serve(batch)
             self._end(STOPPED, "stopped")
         except BaseException as error:
-            if self._decoder is None:
-                self.load_error = error
-            else:
+            if self._decoder is not None:
                 log.exception("the decoding thread has ended")
-            self.failure = first_line(error)
+                error = RuntimeError(first_line(error))
+            self.failure = error
             self._end(FAILED, "failed")
 
     def _warm_up(self) -> Batch:
