@@ -217,18 +217,8 @@ def main() -> NoReturn:
     app = terminal.new_app(completion=installed)  # a shell completes the names of programs
     epilog = EXAMPLES.format(name=name)
     app.callback(invoke_without_command=True, epilog=epilog, help=_help(generate))(generate)
-    for word, command, short in (
-        ("repl", repl, "Try prompts and options one after another."),
-        ("batch", batch, "Generate for each line of a file of prompts."),
-        ("document", document, "Rewrite a text of any length, sentence by sentence."),
-        ("serve", serve, "Serve a model over HTTP, in OpenAI's protocol."),
-        ("models", models, "List the models on this machine, and which drafts fit them."),
-        ("convert", convert_command, "Convert a Hugging Face checkpoint."),
-        ("distill", distill, "Train a draft for a T5 or T5Gemma from prompts alone."),
-        ("bench", bench, "Measure how fast decoding is on this machine."),
-        ("doctor", doctor, "Check on this machine that outputs are right."),
-    ):
-        app.command(word, short_help=short, help=_help(command))(command)
+    for command in (repl, batch, document, serve, models, convert_command, distill, bench, doctor):
+        app.command(command.__name__.removesuffix("_command"), help=_help(command))(command)
     terminal.run(app, name)
 
 
