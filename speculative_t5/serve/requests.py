@@ -27,24 +27,15 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SAMPLING = GenerationOptions(temperature=1.0)  # with which each other option goes
 # Fields that would change the output and cannot, with the values that switch them off.
 OFF: dict[str, tuple[Any, ...]] = {
-    name: off
-    for names, off in (
-        (
-            "echo logprobs prompt_logprobs ignore_eos use_beam_search early_stopping scores",
-            (False,),
-        ),
-        ("top_logprobs presence_penalty frequency_penalty min_p", (0,)),
-        ("best_of num_beams length_penalty", (1,)),
-        ("tools functions", ([],)),
-        ("tool_choice function_call", ("none", "auto")),
-        ("guided_json guided_regex guided_choice guided_grammar audio web_search_options", ()),
-        ("suffix", ("",)),
-        ("response_format", ({"type": "text"},)),
-        ("structured_outputs", ({},)),
-        ("modalities", (["text"],)),
-    )
-    for name in names.split()
-}
+    "echo": (False,), "logprobs": (False,), "prompt_logprobs": (False,), "ignore_eos": (False,),
+    "use_beam_search": (False,), "early_stopping": (False,), "scores": (False,),
+    "top_logprobs": (0,), "presence_penalty": (0,), "frequency_penalty": (0,), "min_p": (0,),
+    "best_of": (1,), "num_beams": (1,), "length_penalty": (1,), "tools": ([],), "functions": ([],),
+    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "suffix": ("",),
+    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "audio": (),
+    "web_search_options": (), "response_format": ({"type": "text"},), "structured_outputs": ({},),
+    "modalities": (["text"],),
+}  # fmt: skip
 OTHERS = (
     "model", "models", "prompt", "messages", "stream", "stream_options", "speculative_t5", "user",
 )  # fmt: skip
