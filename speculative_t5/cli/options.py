@@ -120,8 +120,7 @@ class DecoderOptions(DecodingOptions):
     @property
     def keywords(self) -> dict[str, Any]:
         """Those for making a decoder of models that are loaded."""
-        loading = ("model", "adapter", "draft_model", "dtype", "task", "regular_decode")
-        return {name: value for name, value in vars(self).items() if name not in loading}
+        return {each.name: getattr(self, each.name) for each in fields(DecodingOptions)}
 
 
 def choose(
