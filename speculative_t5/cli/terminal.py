@@ -215,8 +215,7 @@ def console(*, stderr: bool = False) -> Console:
     """Make a console; it is plain if its stream is not a terminal or NO_COLOR is set."""
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, emoji=False, markup=False, soft_wrap=True)
+    return Console(stderr=stderr, highlight=False, emoji=False, markup=False, soft_wrap=True)
 
 
 def show(chunks: Iterable[Chunk], *, drafts: bool) -> Chunk:
