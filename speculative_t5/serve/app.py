@@ -34,8 +34,7 @@ from .server import check_key, check_site, guarded, read_body
 from .service import Call, Service
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
-COMPLETIONS, CHAT, MODELS = "/v1/completions", "/v1/chat/completions", "/v1/models"
-PATHS = (COMPLETIONS, CHAT, MODELS, "/health", "/metrics", "/")
+MODELS = "/v1/models"
 PREFIX = "speculative_t5_"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 # Figures of the service: what there is now, and totals without the warm-up.
@@ -141,14 +140,14 @@ class Endpoints(Collector):
             f"{PREFIX}request_seconds", "From a request to the end of its outputs."
         )
         self.routes = [
-            Route(COMPLETIONS, partial(self._generate, Completion), methods=["POST"]),
-            Route(CHAT, partial(self._generate, Chat), methods=["POST"]),
+            *(Route(path, partial(self._generate, kind), methods=["POST"])
+              for path, kind in ANSWERS.items()),
             Route(MODELS, self._models),
             Route(MODELS + "/{model:path}", self._one_model),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
             Route("/", self._page),
-        ]
+        ]  # fmt: skip
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that are figures of the service."""
@@ -354,6 +353,10 @@ class Chat(Completion):
         """Return the roles of the answers."""
         own = self.part(role="assistant", content="")
         return "".join(self._choice(index, **own) for index in range(len(self.chunks)))
+
+
+ANSWERS = {"/v1/completions": Completion, "/v1/chat/completions": Chat}  # by path
+PATHS = (*ANSWERS, MODELS, "/health", "/metrics", "/")
 
 
 def as_event(value: dict[str, Any]) -> str:
