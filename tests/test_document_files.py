@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from speculative_t5.cli.document import PartialFile
-from speculative_t5.documents import Document, RewriteOptions, read_file
+from speculative_t5.cli.review import review
+from speculative_t5.documents import Document, Piece, RewriteOptions, read_file
 
 import pytest
 from commands import Call, start
@@ -73,6 +74,7 @@ def test_a_check_writes_nothing_and_says_by_its_exit_code_what_it_found(
     assert done.code == 1 and any(
         line.startswith("in/a.md:    3 - She have") for line in done.out.splitlines()
     )
+    assert all(line.startswith("in/") for line in done.out.splitlines()), "not the text"
     assert files(here / "in") == before and {path.name for path in here.iterdir()} <= {
         "in", "weights", "cache", "stdin",
     }  # fmt: skip
@@ -174,6 +176,35 @@ def test_a_review_asks_for_each_suggestion(here: Path) -> None:
     code, shown = answered(here, "?\nn\ny\na\n", *command, "--min-probability", "0.999")
     assert code == 0 and "a - make this change and all others" in shown
     assert "probability of 0." in shown
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ("ynynn", "1 b 3 d e"), ("a", "1 b 3 d 5"), ("ya", "1 2 3 d 5"), ("q", "a b c d e"),
+        ("yyyyy", "1 2 3 4 5"), ("xyyq", "1 2 c d e"), ("yny", "1 b 3 d e"),
+    ],
+)  # fmt: skip
+def test_all_makes_no_changes_that_were_held_back(
+    monkeypatch: pytest.MonkeyPatch, answers: str, expected: str
+) -> None:
+    pieces = [
+        Piece(1, old, old if held else new, "unsure" if held else None, new if held else None,
+              start=2 * i)
+        for i, (old, new, held) in enumerate(zip("abcde", "12345", (0, 1, 0, 1, 0), strict=True))
+    ]  # fmt: skip
+    left = iter(answers)
+
+    def answer(_: str) -> str:
+        try:
+            return next(left)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", answer)
+    chosen, quits = review(reversed(pieces), lambda line: f"line {line}")
+    assert " ".join(piece.output for piece in chosen) == expected
+    assert quits == ("q" in answers or answers == "yny")
 
 
 def test_a_review_that_quits_leaves_further_files_alone(here: Path) -> None:
