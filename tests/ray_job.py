@@ -1,9 +1,9 @@
-"""A Ray Data job with `Generator`, one of whose two workers dies; test_ray_data.py runs it.
+"""A Ray Data job, one of whose two workers dies; test_ray_data.py runs it.
 
     python tests/ray_job.py FOLDER MODEL DRAFT
 
-FOLDER/prompts.txt has a prompt a line. FOLDER/out gets the rows, FOLDER/log a worker's number for
-each batch.
+FOLDER/recipe.py has the class of docs/distributed.md, and FOLDER/prompts.txt a prompt a line.
+FOLDER/out gets the rows, FOLDER/log a worker's number for each batch.
 """
 
 import logging
@@ -18,12 +18,11 @@ from typing import Any
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 os.environ["RAY_DATA_DEFAULT_MIN_PARALLELISM"] = "1"
 
-from speculative_t5.ray_data import Generator
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import ray.data
+from recipe import Generator
 
 WORKERS = 2
 BLOCK = 5  # rows
@@ -49,7 +48,7 @@ class Watched(Generator):
 
 def main(folder: Path, *models: str) -> None:
     prompts = (folder / "prompts.txt").read_text(encoding="utf-8").splitlines()
-    table = pa.table({"id": range(len(prompts)), "prompt": prompts})
+    table = pa.table({"id": range(len(prompts)), "sentence": prompts})
     ray.init(
         num_cpus=WORKERS, include_dashboard=False, object_store_memory=2**28,
         logging_level="ERROR", log_to_driver=False,
@@ -61,7 +60,7 @@ def main(folder: Path, *models: str) -> None:
     rows = ray.data.from_arrow(blocks).map_batches(
         Watched,
         fn_constructor_args=[folder, *models],
-        fn_constructor_kwargs={"max_tokens": 12, "num_draft": 5},
+        fn_constructor_kwargs={"max_tokens": 12},
         compute=ray.data.ActorPoolStrategy(size=WORKERS),
         batch_format="pyarrow",
     )

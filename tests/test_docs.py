@@ -2,9 +2,10 @@
 
 What `pip install` does not bring, such as correct-draft, is found only by the pages of `CHECKOUT`
 and by blocks whose text names a checkout. Python runs block by block, and must print what its
-comments say; a block that needs the page's first one says so (`CONTINUES`). The shell commands of a
-page run one after the other in this process, in a folder with only tiny models under the names
-used; slow ones run for less (`LESS`), or only have their names and options checked (`CHECKED`).
+comments say; a block that needs another one of its page says so (`CONTINUES_FIRST`). The shell
+commands of a page run one after the other in this process, in a folder with only tiny models under
+the names used; slow ones run for less (`LESS`), or only have their names and options checked
+(`CHECKED`).
 """
 
 import os
@@ -39,7 +40,8 @@ PAGES = [
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]  # fmt: skip
 CHECKOUT = {"CONTRIBUTING.md", "extending.md"}  # pages for those who change the package
-CONTINUES = "# continues the first example of this page\n"
+CONTINUES_FIRST = "# continues the first example of this page"
+CONTINUES_ABOVE = "# continues the example above"
 SERVER = "http://127.0.0.1:8080"  # where the pages say that a server is
 SHARED = "/mnt/shared"  # a folder that all machines of a cluster see
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
@@ -90,11 +92,11 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def examples(page: Path) -> Iterator[tuple[str, bool]]:
     """Yield Python that runs by itself, and whether it says that it needs a checkout."""
-    first, *_ = found = blocks(page, "python")
-    for block in found:
+    found = blocks(page, "python")
+    for above, block in zip(["", *found], found, strict=False):
         text = page.read_text(encoding="utf-8").partition(block)[0].rsplit("\n\n", 2)[-2]
-        code = first + block if block.startswith(CONTINUES) else block
-        yield code, page.name in CHECKOUT or "checkout" in text
+        needed = {CONTINUES_FIRST: found[0], CONTINUES_ABOVE: above}.get(block.splitlines()[0], "")
+        yield needed + block, page.name in CHECKOUT or "checkout" in text
 
 
 def commands(page: Path) -> list[str]:

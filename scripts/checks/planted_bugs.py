@@ -27,7 +27,7 @@ import typer
 REPOSITORY = Path(__file__).parents[2]
 COLLECTION = Path("tests", "planted_bugs")
 FIELDS = {"name", "file", "find", "replace", "test"}
-COPIED = ("speculative_t5", "scripts", "tests", "weights")  # folders; others are linked
+COPIED = ("speculative_t5", "docs", "scripts", "tests", "weights")  # folders; others are linked
 LARGEST_COPIED = 2**20  # bytes; larger files are linked
 PROCESSES = 2  # tests that run at a time
 TIMEOUT = 600  # seconds of a test
