@@ -27,17 +27,8 @@ QWEN3: dict[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 10,
     "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
-OPT: dict[str, Any] = {
-    "hidden_size": 24, "num_hidden_layers": 2, "ffn_dim": 40, "num_attention_heads": 3,
-    "max_position_embeddings": 64, "word_embed_proj_dim": 24, "init_std": 0.3,
-}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64},
-    "opt": OPT,
-    "opt-350m": OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
-    "opt-projected": OPT | {"word_embed_proj_dim": 16},
-    "opt-post-norm": OPT | {"do_layer_norm_before": False},
-    "opt-gelu": OPT | {"activation_function": "gelu"},
     "qwen3": QWEN3
     | {"max_position_embeddings": 64, "rope_theta": 5e4, "tie_word_embeddings": True},
     "qwen3-own-head": QWEN3 | {"max_position_embeddings": 64, "tie_word_embeddings": False},

@@ -163,10 +163,9 @@ def causal_config(kind: str, size: int, *, vocab_size: int, layers: int) -> dict
         "hidden_size": size, "num_hidden_layers": layers, "num_attention_heads": 2,
         "intermediate_size": size, "num_key_value_heads": 1, "head_dim": size // 2,
         "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": kind != "llama",
-        # GPT-2's; and OPT's, whose embedding is narrower than its layers, as in opt-350m.
+        # GPT-2's.
         "n_embd": size, "n_head": 2, "n_layer": layers, "n_positions": POSITIONS,
-        "n_ctx": POSITIONS, "layer_norm_epsilon": 1e-5, "ffn_dim": 3 * size // 2,
-        "word_embed_proj_dim": size // 2,
+        "n_ctx": POSITIONS, "layer_norm_epsilon": 1e-5,
     }  # fmt: skip
 
 
@@ -181,7 +180,7 @@ def tiny_causal(
     return DecoderOnlyModel(model, eos_token_id=EOS, max_context=POSITIONS)
 
 
-LAST_NORMS = ("model.norm.", "model.ln_f.", "model.decoder.final_layer_norm.")
+LAST_NORMS = ("model.norm.", "model.ln_f.")
 
 
 def random_weight(name: str, like: mx.array) -> mx.array:
@@ -209,7 +208,6 @@ VARIED = {
     "gpt2": 26,
     "qwen3": 9,
     "llama": 6,
-    "opt": 11,
     "sharing": 3,
     "blocks": 3,
 }

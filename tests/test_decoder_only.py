@@ -1,12 +1,10 @@
-"""Decoder-only models against mlx-lm's own decoding, their sessions and contexts; and OPT."""
+"""Decoder-only models against mlx-lm's own decoding, their sessions and contexts."""
 
-import dataclasses
 import itertools
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.models.decoder_only import ClampedPositions, DecoderOnlyModel
-from speculative_t5.models.opt import ModelArgs
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,7 +13,7 @@ import pytest
 from checkpoints import refused
 from conftest import EOS, GREEDY, POSITIONS, VARIED, tiny_causal, tiny_draft
 
-CAUSAL = ("gpt2", "qwen3", "llama", "opt")
+CAUSAL = ("gpt2", "qwen3", "llama")
 
 
 @pytest.fixture(scope="module", params=CAUSAL)
@@ -161,35 +159,3 @@ def test_positions_beyond_a_learned_table_read_its_last_row() -> None:
     for table in (plain, plain.to_quantized(32, 8)):
         rows = ClampedPositions(table)(mx.array([[0, 5], [6, 99]]))
         assert mx.array_equal(rows.reshape(4, 32), table(mx.array([0, 5, 5, 5])))
-
-
-OPT: dict[str, Any] = {
-    "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 40,
-    "vocab_size": 90, "max_position_embeddings": 16,
-}  # fmt: skip
-
-
-def test_defaults_are_those_of_transformers() -> None:
-    from transformers import OPTConfig
-
-    ours = ModelArgs.from_dict({**OPT, "word_embed_proj_dim": None})
-    theirs = OPTConfig(**OPT)
-    for field in dataclasses.fields(ModelArgs):
-        assert getattr(ours, field.name) == getattr(theirs, field.name)
-
-
-def test_other_configs_are_refused() -> None:
-    wrong: dict[str, Any] = {
-        "activation_function": "silu", "tie_word_embeddings": False, "do_layer_norm_before": "yes",
-        "hidden_size": 65, "word_embed_proj_dim": 0, "num_hidden_layers": 257,
-    }  # fmt: skip
-    cases = [
-        ({name: value}, f"{name} in config.json is {value!r}") for name, value in wrong.items()
-    ]
-    cases += [({name: 2.5}, f"{name} in config.json is 2.5") for name in OPT]
-    cases += [({name: None}, f"{name} in config.json is missing") for name in OPT]
-    cases.append(({"activation_function": ["relu"]}, "is ['relu']"))
-    cases.append(({"architectures": ["OPTForQuestionAnswering"]}, "OPTForQuestionAnswering"))
-    for changed, found in cases:
-        with refused(".", found):
-            ModelArgs.from_dict(OPT | changed)

@@ -32,7 +32,7 @@ T5S: dict[str, dict[str, Any]] = {
     "umt5": GATED | {"activation": "gelu_new", "bias_per_layer": True},
     "t5_8_bits": {},
 }
-CAUSAL = ("gpt2", "opt", "llama", "qwen3")
+CAUSAL = ("gpt2", "llama", "qwen3")
 TABLES = "shared", "position_bias", "wte", "wpe", "embed"
 EPS = {"float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7}
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}

@@ -48,8 +48,6 @@ BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 CAUSAL = {  # repositories of the Hub, and what stands for them
     "openai-community/gpt2-xl": "gpt2",
     "openai-community/gpt2": "gpt2",
-    "facebook/opt-350m": "opt-350m",
-    "facebook/opt-125m": "opt",
     "Qwen/Qwen3-4B": "qwen3",
     "Qwen/Qwen3-0.6B": "qwen3",
 }
@@ -74,7 +72,7 @@ CHECKED = {  # why they are not run
     "python -m speculative_t5 doctor --report": "the same, for minutes",
     "python -m speculative_t5 distill --model M --data prompts.txt --minutes": "takes them",
     "python -m speculative_t5 distill --model correct-base": "the same, and has to have the data",
-    "python -m speculative_t5 bench --random opt": "makes half a billion weights; others are run",
+    "python -m speculative_t5 bench --random gpt2": "makes half a billion weights; others are run",
     "python -m speculative_t5 bench --turns 9": "takes minutes; others are run",
     "python -m speculative_t5 bench --json": "the same; test_benchmark.py draws its plot",
     "python -m speculative_t5 serve": "runs until it is stopped; curl asks one",

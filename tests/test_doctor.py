@@ -1,5 +1,6 @@
 """`doctor`: each check passes where all is well, and sees its fault; the command reports them."""
 
+import importlib.util
 import json
 import sys
 import threading
@@ -53,7 +54,7 @@ def tiny_subject(place: Path) -> Subject:
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less of everything, where that shows the same."""
-    kept = {name: tiny.FAMILIES[name] for name in ("t5", "opt")}
+    kept = {name: tiny.FAMILIES[name] for name in ("t5", "gpt2")}
     monkeypatch.setattr(tiny, "FAMILIES", kept)
     monkeypatch.setattr(arithmetic, "TOLERANCES", {mx.float32: 2e-4})
     less = {"NUM_SENTENCES": 2, "NUM_TIES": 2, "NUM_THREADED": 8, "COUNT": 1000}
@@ -67,6 +68,16 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(synthetic.SHAPES, "tiny", shape)
     for name in speed.PUBLISHED:
         monkeypatch.setitem(speed.PUBLISHED, name, ("tiny", "tiny"))
+
+
+def test_decoder_only_models_are_left_out_without_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for lacking in (False, True):
+        if lacking:
+            monkeypatch.setitem(sys.modules, "mlx_lm", None)
+        spec: Any = importlib.util.find_spec("speculative_t5.doctor.tiny")
+        fresh = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(fresh)
+        assert ("gpt2" in fresh.FAMILIES) is not lacking and "t5" in fresh.FAMILIES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -157,7 +168,7 @@ def test_a_stale_row_of_the_cache_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     for dtype, tolerance in tolerances.items():
         errors = found.details["errors"][dtype_name(dtype)]
         bad = {name for name, error in errors.items() if error > tolerance}
-        assert {"t5, steps", "opt, steps"} <= bad and "t5, whole sequences" not in bad
+        assert {"t5, steps", "gpt2, steps"} <= bad and "t5, whole sequences" not in bad
 
 
 def unlike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +434,7 @@ def test_the_home_folder_is_found_however_it_is_written(
 def test_models_that_do_not_fit_are_refused_before_any_check(
     call: Call, place: Path, tmp_path: Path
 ) -> None:
-    write_causal(tmp_path, "opt")
+    write_causal(tmp_path, "gpt2")
     for model, draft, found in (
         (str(place / "bert"), None, "this is a bert"),
         ("weights/target", str(tmp_path), f"the draft {tmp_path} does not fit the target"),

@@ -150,7 +150,7 @@ def random_call(rng: random.Random) -> tuple[list[Any], dict[str, Any]]:
     return given, options
 
 
-@pytest.mark.parametrize(("kind", "calls"), [("t5", 16), ("opt", 6), ("sharing", 6)])
+@pytest.mark.parametrize(("kind", "calls"), [("t5", 16), ("gpt2", 6), ("sharing", 6)])
 async def test_calls_get_what_the_decoder_gives_them_alone(kind: str, calls: int) -> None:
     decoder = make_lettered(kind)
     rng = random.Random(1)

@@ -2,7 +2,7 @@
 
     python scripts/benchmarks/compare_mlx_lm.py causal-pair/target
     python scripts/benchmarks/compare_mlx_lm.py causal-pair/target --draft causal-pair/draft
-    python scripts/benchmarks/compare_mlx_lm.py opt-125m --tokens 64
+    python scripts/benchmarks/compare_mlx_lm.py gpt2 --tokens 64
 
 A model is a folder, or a shape that `bench --random` knows, with random weights. Decoding is
 greedy, one prompt at a time, in the device's default type: plain decoding is compared with

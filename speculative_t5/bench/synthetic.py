@@ -65,14 +65,6 @@ def _gpt2(size: int, num_heads: int, depth: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _opt(size: int, num_heads: int, depth: int, **others: Any) -> dict[str, Any]:
-    return {
-        "model_type": "opt", "hidden_size": size, "num_attention_heads": num_heads,
-        "num_hidden_layers": depth, "ffn_dim": 4 * size, "word_embed_proj_dim": size,
-        "max_position_embeddings": 2048, "vocab_size": 50272, "eos_token_id": 2,
-    } | others  # fmt: skip
-
-
 def _qwen3(size: int, num_heads: int, depth: int, d_ff: int) -> dict[str, Any]:
     return {
         "model_type": "qwen3", "hidden_size": size, "num_attention_heads": num_heads,
@@ -88,15 +80,12 @@ CAUSAL_SHAPES = {
     "gpt2-medium": _gpt2(1024, 16, 24),
     "gpt2-large": _gpt2(1280, 20, 36),
     "gpt2-xl": _gpt2(1600, 25, 48),
-    "opt-125m": _opt(768, 12, 12),
-    "opt-350m": _opt(1024, 16, 24, word_embed_proj_dim=512, do_layer_norm_before=False),
-    "opt-1.3b": _opt(2048, 32, 24),
     "qwen3-0.6b": _qwen3(1024, 16, 28, 3072),
     "qwen3-1.7b": _qwen3(2048, 16, 28, 6144),
     "qwen3-4b": _qwen3(2560, 32, 36, 9728),
 }
 # Standard deviation of embeddings: so large that each token of an output follows itself, however a
-# pass is rounded. (Not in opt-350m, whose outputs go from token to token, whatever came before.)
+# pass is rounded.
 EMBEDDINGS = 20.0
 _EMBEDDINGS = ("shared", "encoder_shared", "wte", "embed_tokens")
 

@@ -46,7 +46,7 @@ class BenchOptions:
     random_weights: str | None = option(
         None,
         "Use random weights of these shapes instead, such as t5-base:t5-small or "
-        "opt-350m:opt-125m, with drafts that are accepted as often as --acceptance says.",
+        "gpt2-medium:gpt2, with drafts that are accepted as often as --acceptance says.",
     )
     acceptance: float = option(
         0.8, "With --random: the chance that a drafted token is accepted.", least=0.0, most=1.0

@@ -1,5 +1,6 @@
 """Tiny random models of every family, for checks that need no text."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
@@ -27,16 +28,16 @@ FAMILIES: dict[str, synthetic.Shape] = {
     "umt5": T5Config(**_GATED | {"bias_per_layer": True}),
     "madlad": T5Config(**_GATED | {"num_heads": 5, "pad_token_id": 1, "eos_token_id": 2}),
     "byt5": T5Config(**_GATED | {"num_layers": 4, "num_decoder_layers": 1}),
-    "opt": {
-        "model_type": "opt", "hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2,
-        "ffn_dim": 192, "word_embed_proj_dim": 64, "max_position_embeddings": 256,
-        "vocab_size": 160, "eos_token_id": EOS,
-    },
 }  # fmt: skip
 FAMILIES |= {
     kind: T5GemmaConfig.from_dict({"model_type": kind, "encoder": _STACK, "decoder": _STACK})
     for kind in T5GEMMA_TYPES
 }
+if find_spec("mlx_lm"):  # which makes decoder-only models
+    FAMILIES["gpt2"] = {
+        "model_type": "gpt2", "n_embd": 128, "n_head": 2, "n_layer": 2, "n_positions": 256,
+        "n_ctx": 256, "layer_norm_epsilon": 1e-5, "vocab_size": 160, "eos_token_id": EOS,
+    }  # fmt: skip
 
 
 def t5(*, dtype: mx.Dtype = mx.float32, seed: int = 0, **sizes: Any) -> T5:

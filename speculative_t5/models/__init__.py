@@ -1,6 +1,6 @@
 """Forward passes of T5 and decoder-only models, and their key/value caches.
 
-`t5` is T5 in plain MLX; `decoder_only` runs mlx-lm's models, and `opt`, with the caches of `cache`.
+`t5` is T5 in plain MLX; `decoder_only` runs mlx-lm's models with the caches of `cache`.
 Imports `decoding`, for the protocols that a model implements, `distributed`, `device` and
 `errors`.
 """

@@ -18,13 +18,11 @@ import mlx.nn as nn
 from .. import device
 from ..decoding import ModelInfo, Vocabulary, argmax, counters, fingerprint
 from ..errors import first_line
-from . import opt
 from .cache import SMALLEST, EncodedPrompt, KVCache, write
 from .config import model_type
 
 MLX_LM = "mlx-lm>=0.32,<0.33"  # as in pyproject.toml
 PREFILL = 512  # tokens of prompts in a pass
-POSITION_TABLES = ("wpe", "embed_positions")  # names of learned positions: GPT-2's, OPT's
 
 KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
 LayerShape = tuple[int, tuple[int, int], mx.Dtype]  # H, the two D, and the type
@@ -194,10 +192,8 @@ class _Layer:
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """Make the model that a config.json describes, with random weights; all but OPT by mlx-lm."""
+    """Make the model of mlx-lm that a config.json describes, with random weights."""
     kind = model_type(config)
-    if kind == "opt":
-        return opt.Model(opt.ModelArgs.from_dict(config))
     try:
         from mlx_lm import utils
 
@@ -252,11 +248,10 @@ class ClampedPositions(nn.Module):
 
 
 def _clamp_positions(model: nn.Module) -> None:
-    """Put `ClampedPositions` in the place of a model's table of learned positions."""
+    """Put `ClampedPositions` in the place of a table of learned positions, `wpe` in mlx-lm."""
     for module in model.modules():
-        for name in POSITION_TABLES:
-            if name in module and not isinstance(module[name], ClampedPositions):
-                module[name] = ClampedPositions(module[name])
+        if "wpe" in module and not isinstance(module["wpe"], ClampedPositions):
+            module["wpe"] = ClampedPositions(module["wpe"])
 
 
 class _Probe:
