@@ -1,6 +1,5 @@
 """The command `distill`: its account, its options from files, and what it refuses."""
 
-import gc
 import json
 import re
 import shutil
@@ -10,14 +9,13 @@ from typing import Any
 
 from speculative_t5.checkpoints import load, save_draft
 from speculative_t5.cli.distill import Stages
-from speculative_t5.distill import DistillOptions, Judgement, judgement, new_draft, training
+from speculative_t5.distill import DistillOptions, Judgement, judgement, new_draft
 from speculative_t5.distill import run as stages_of_run
 
-import mlx.core as mx
 import pytest
 from checkpoints import write_causal
 from commands import Call
-from conftest import REPOSITORY, tiny_model
+from conftest import REPOSITORY
 from messages import check_message
 
 SENTENCES = (REPOSITORY / "tests" / "sentences.txt").read_text().splitlines()[:40]
@@ -127,31 +125,9 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
         "the draft: 2 layers of width 24, 0.0 M parameters of its own, 0.0 MB",
         "training: 2,000 steps of 2,048 tokens, loss ce",
     ]
-    assert re.fullmatch(r"memory for training: about [\d.]+ GB, .*", lines[4])
-    assert lines[5:] == [
+    assert lines[4:] == [
         "compared with: plain decoding and lookup", "output: weights/target-draft"
     ]  # fmt: skip
-
-
-@pytest.mark.cpu
-@pytest.mark.parametrize(("gated", "block"), [(False, 1), (True, 1), (False, 3)])
-def test_the_estimate_of_memory_is_near_the_peak(
-    gated: bool, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "LOGITS", 2**19)
-    gc.collect()
-    before = mx.get_active_memory()  # what earlier tests of this process keep
-    sizes = {"d_model": 256, "d_ff": 512, "num_heads": 4, "d_kv": 64, "vocab_size": 4000}
-    model = tiny_model(**sizes, gated=gated, layers=2)
-    options = DistillOptions(layers=2, batch_tokens=2048, block=block)
-    labels = [training.Label(i, [5] * 32, [6] * 32) for i in range(32)]
-    run = training.Training(new_draft(model, options), labels, options)
-    mx.clear_cache()
-    mx.reset_peak_memory()
-    run.step(0.0)
-    peak = mx.get_peak_memory() - before
-    ratio = training.training_memory(run.draft, options, 32, 32) / peak
-    assert 0.75 < ratio < 1.33
 
 
 CONFIGS = {

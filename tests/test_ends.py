@@ -1,16 +1,13 @@
 """Options of commands, and what they say beside their outputs, with the shipped pair."""
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.cli import terminal
 from speculative_t5.cli.main import DEFAULT_PROMPT
-from speculative_t5.cli.terminal import SLOW_START, a_few_of, footer, note_if_slow
+from speculative_t5.cli.terminal import a_few_of, footer
 from speculative_t5.decoding import Stats
-from speculative_t5.generation import Chunk, GenerationOptions
+from speculative_t5.generation import GenerationOptions
 
 import mlx.core as mx
 import pytest
@@ -96,27 +93,6 @@ def test_types_go_by_name() -> None:
     for dtype in ("int8", "", "FLOAT32", mx.int32, 3):
         with refused("dtype must be float32, float16 or bfloat16, "):
             load(folder, dtype=dtype)
-
-
-@pytest.mark.parametrize(
-    ("shown", "wait_before", "wait_after", "noted"),
-    [(True, 0.1, 0, True), (True, 0, 0.1, False), (False, 0.1, 0, False)],
-)
-def test_a_slow_first_chunk_is_explained_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    shown: bool, wait_before: float, wait_after: float, noted: bool,
-) -> None:  # fmt: skip
-    chunks = [Chunk("a", [5], 0, Stats()), Chunk("b", [6], 0, Stats())]
-
-    def generating() -> Iterator[Chunk]:
-        time.sleep(wait_before)
-        yield chunks[0]
-        time.sleep(wait_after)
-        yield chunks[1]
-
-    monkeypatch.setattr(terminal, "is_terminal", lambda stream: shown)
-    assert list(note_if_slow(generating, 0.05)) == chunks
-    assert capsys.readouterr().err == (f"{SLOW_START}\n" if noted else "")
 
 
 TEXT = "He go home. She are happy, and they has a dog."

@@ -41,7 +41,13 @@ def test_right_translations_pass() -> None:
         assert GERMAN.fault(source, output.strip()) is None, source
     japanese = Translation("ja", "en")
     assert japanese.fault("東京で USB を買いました。", "I bought a USB stick in Tokyo.") is None
-    assert Translation("en", "zh").fault("I bought it in the old town.", "我在老城买的。") is None
+    source = (
+        "Yesterday we walked through the old town together and bought some bread, some cheese "
+        "and a bottle of wine for the evening."
+    )
+    output = "昨天我们一起走过老城，买了一些面包、奶酪和一瓶晚上喝的酒。"
+    assert Translation("en", "zh").fault(source, output) is None
+    assert Translation("zh", "en").fault(output, source) is None
     assert Translation("xx", "yy").fault("abc def ghi jkl", "mno pqr stu vwx") is None
 
 

@@ -245,10 +245,6 @@ def _plan(
     )
     steps = f"{options.num_steps:,} steps" if options.num_steps else f"{options.minutes:g} minutes"
     yield f"training: {steps} of {options.batch_tokens:,} tokens, loss {options.loss}"
-    prompts = len(data.train)
-    length = sum(len(each.prompt) for each in data.train) / prompts
-    memory = distilling.training_memory(draft, options, prompts, length)
-    yield f"memory for training: about {memory / 1e9:.1f} GB, the target's weights included"
     other = task.previous_name
     yield f"compared with: plain decoding{f' and {other}' if other else ''}"
     begun = distilling.RunFolder(output).path

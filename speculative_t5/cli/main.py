@@ -129,7 +129,7 @@ def generate(
         done = decoder.generate(source.ids, **keywords)
         print(json.dumps(_as_dict(done), ensure_ascii=False))
     elif not wanted.of_finished:
-        chunks = terminal.note_if_slow(lambda: decoder.stream(source.ids, **keywords))
+        chunks = decoder.stream(source.ids, **keywords)
         last = terminal.show(chunks, drafts=show_drafts and decoder.drafts)
         note(footer(last.stats, last.finish_reason, wanted.max_tokens))
     else:

@@ -4,7 +4,6 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -27,7 +26,6 @@ from .options import (
 )
 from .terminal import note, one_line
 
-MAX_HISTORY = 1000  # lines
 COMPARE_SECONDS, COMPARE_TURNS = 1.0, 5  # /compare stops at either
 COMMANDS = {
     "/set NAME VALUE": "change an option; /set alone shows all of them",
@@ -58,12 +56,6 @@ def repl(
     options: DecoderOptions,
     keywords: Keywords,
     show_drafts: bool = in_output(True, "On a terminal, colour tokens by where they came from."),
-    history: Path | None = in_output(
-        None,
-        "Keep the lines typed on a terminal, prompts included, in this file, and find them again "
-        "in later sessions.",
-        shown="they are not kept",
-    ),
 ) -> None:
     """Try prompts and options one after another, on models that are loaded once.
 
@@ -82,7 +74,7 @@ def repl(
         drafts = f", {model_name(options.draft)} drafts" if options.draft else ""
         note(f"{options.name}{drafts}; prefix {first.prefix!r}; "
              "/help lists the commands, Ctrl-D leaves")  # fmt: skip
-    for line in typed_lines(history):
+    for line in typed_lines():
         try:
             if not conversation.handle(line):
                 break
@@ -154,7 +146,7 @@ class Conversation:
         source = self.decoder.fit(prompt, max_tokens)
         terminal.note_unread(source)
         self.prompt = prompt
-        chunks = terminal.note_if_slow(lambda: self.decoder.stream(source.ids, **keywords))
+        chunks = self.decoder.stream(source.ids, **keywords)
         last = terminal.show(chunks, drafts=self.settings["show_drafts"] and self.decoder.drafts)
         self.done.append(last.stats)
         note(terminal.footer(last.stats, last.finish_reason, max_tokens))
@@ -253,36 +245,19 @@ class Conversation:
         terminal.console().print(terminal.legend())
 
 
-def typed_lines(kept: Path | None = None) -> Iterator[str]:
-    """Yield the lines of standard input.
-
-    On a terminal there is a line editor, with the lines of this session under the arrow keys, and
-    those that are kept in a file.
-    """
+def typed_lines() -> Iterator[str]:
+    """Yield the lines of standard input, on a terminal by a line editor."""
     if not terminal.is_terminal(sys.stdin):
         for line in sys.stdin:
             yield line.rstrip("\n")
         return
-    try:
-        import readline  # whose line editor `input` uses
-    except ImportError:  # not every Python has it
-        kept = None
-    if kept is not None:
-        with contextlib.suppress(OSError):  # there is none yet, or it cannot be read
-            readline.read_history_file(kept)
-        readline.set_history_length(MAX_HISTORY)
-    try:
-        while True:
-            try:
-                yield input("> ")
-            except KeyboardInterrupt:
-                note("")  # drops only the line that was being typed
-            except EOFError:
-                note("")
-                return
-    finally:
-        if kept is not None:
-            try:
-                readline.write_history_file(kept)
-            except OSError as error:
-                note(f"the history is not kept: {kept}: {error.strerror}")
+    with contextlib.suppress(ImportError):  # not every Python has it
+        import readline as readline  # whose line editor `input` uses
+    while True:
+        try:
+            yield input("> ")
+        except KeyboardInterrupt:
+            note("")  # drops only the line that was being typed
+        except EOFError:
+            note("")
+            return

@@ -9,9 +9,8 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
-from threading import Timer
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
@@ -28,11 +27,6 @@ if TYPE_CHECKING:  # rich takes time to import
     from rich.console import Console
     from rich.text import Text
 
-SLOW = 3.0  # seconds
-SLOW_START = (
-    "the first tokens take long: on a CPU, MLX compiles its kernels once after a restart of the "
-    "machine, for up to half a minute; or the model is large"
-)
 MAX_NAMED = 5  # characters that a vocabulary lacks
 FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -195,20 +189,6 @@ def give_tips() -> None:
 def is_terminal(stream: TextIO) -> bool:
     """Whether a stream is shown to a person."""
     return stream.isatty()
-
-
-def note_if_slow(stream: Callable[[], Iterable[Chunk]], seconds: float = SLOW) -> Iterator[Chunk]:
-    """Yield the chunks of a stream; explain on a terminal why the first takes long, if it does."""
-    timer = Timer(seconds, note, [SLOW_START])
-    timer.daemon = True
-    if is_terminal(sys.stderr):
-        timer.start()
-    try:
-        for chunk in stream():
-            timer.cancel()
-            yield chunk
-    finally:
-        timer.cancel()
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -11,4 +11,4 @@ from .data import Data, Example, read_data, reasons
 from .judgement import Judgement, Speed, Task, fastest, judge
 from .labels import Label, label
 from .run import Progress, RunFolder, check_options, check_output, distill, new_draft
-from .training import LOSSES, Agreement, DistillOptions, own_parameters, training_memory
+from .training import LOSSES, Agreement, DistillOptions, own_parameters

@@ -27,11 +27,6 @@ NARROWEST = 96  # the least width of a draft by default; otherwise a quarter of 
 WARM_UP, WARM_SHARE = 50, 0.1  # steps, or a share of the training if that is less
 CLIP = 1.0  # norm of the gradient
 KEPT = 2**30  # bytes of encoded prompts that are kept from one epoch to the next, at most
-# Numbers of 4 bytes that exist at the peak. Counted by `mx.get_peak_memory` on the CPU for one and
-# two layers of the shapes of t5-base, flan-t5-small and correct-base; all within 20 %.
-OWN = 4  # a weight, its gradient and the two moments of Adam
-HEADS = {True: 14, False: 8}  # a logit that exists: with the target's distributions, without
-WIDTH, INNER, SCORES = 8, 4, 6  # for each token and layer, by its widths and attention's scores
 
 
 @dataclass(frozen=True)
@@ -342,28 +337,6 @@ def agreement(draft: SharingDraft, labels: Sequence[Label], batch_tokens: int) -
             for each in examples
         ]
     return Agreement(rows)
-
-
-def training_memory(
-    draft: SharingDraft, options: DistillOptions, prompts: int, length: float
-) -> int:
-    """Estimate the bytes that training takes at its peak, the target's weights included.
-
-    `prompts` are learned from, and a typical one has `length` tokens; outputs are taken to be as
-    long.
-    """
-    config = draft.config
-    inner, block = config.d_ff * (2 if config.gated else 1), draft.own.block
-    scores = (1 + block) * length * config.num_heads
-    token = config.num_decoder_layers * (WIDTH * config.d_model + INNER * inner + SCORES * scores)
-    numbers = OWN * own_parameters(draft) + options.batch_tokens / 2 * block * token
-    numbers += HEADS[options.loss != "ce"] * LOGITS
-    output, wide = draft.target.output, draft.target.config.d_model
-    if hasattr(output, "scales") or output.weight.dtype != mx.float32:
-        ids = draft.own.draft_vocab or draft.info.vocab_size
-        numbers += ids * wide  # a copy in float32
-    kept = min(KEPT, prompts * length * wide * draft.target.dtype.size)
-    return sum(weight.nbytes for weight in _weights(draft.target)) + round(4 * numbers + kept)
 
 
 def own_parameters(draft: SharingDraft) -> int:
