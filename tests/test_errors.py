@@ -193,7 +193,6 @@ BAD_INPUT = {
     "bench --num-draft 4-2": "'4-2'",
     "bench --random t5-base": "'t5-base'",
     "bench --random gpt2-xl:gpt2 --source 1000": "got 1000 and 128",
-    "bench --model target --plot a.png": "nothing to plot without a draft model",
     "doctor --only row": "'row'",
     "doctor --skip all": "'all'",
     "doctor --only rows --skip rows": "rows",

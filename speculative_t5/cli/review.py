@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 QUESTION = "Make this change [y,n,e,a,q,?]? "
 HELP = (
-    "y - make this change\n"
-    "n - leave the text as it is\n"
-    "e - edit the new text\n"
-    "a - make this change and all others, except those that were held back\n"
-    "q - leave this text and all that follows as it is, also in further files\n"
-    "? - show this list"
+    "y - make this change",
+    "n - leave the text as it is",
+    "e - edit the new text",
+    "a - make this change and all others, except those that were held back",
+    "q - leave this text and all that follows as it is, also in further files",
+    "? - show this list",
 )
 
 
@@ -64,7 +64,8 @@ def _answer() -> str:
             return "q"
         if answer and answer in "yneaq":
             return answer
-        note(HELP)
+        for line in HELP:
+            note(line)
 
 
 def edited(output: str) -> str:
