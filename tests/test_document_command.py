@@ -190,6 +190,8 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("in.txt", "--check", "--review"), "--review"),
     (("in.txt", "--review"), "--review asks on a terminal"),
     (("in.txt", "--check", "--resume"), "--resume"),
+    (("in.txt", "--check", "--diff", "html"), "--check writes nothing"),
+    (("in.txt", "latin.txt", "-o", "new", *PAGE, "page"), "--diff-output names one page"),
     (("not.docx",), "not.docx is not a document of Word"),
     (("in.txt", "--output", "in.txt"), "is the input itself"),
     (("in.txt", "--output", "link", "--force"), "is the input itself"),

@@ -173,7 +173,6 @@ ONLY_GENERATE: list[tuple[dict[str, Any], str]] = [
         ("stream", {"prompt": []}, "the prompt is empty"),
         ("stream", {"stop_token_ids": [20]}, "the id 20"),
         *(("stream", *refused) for refused in ONLY_GENERATE),
-        ("generate", BEAMS | {"progress": True}, "the progress of one output"),
     ],
 )
 def test_bad_options_of_a_call_are_refused_before_anything_is_decoded(

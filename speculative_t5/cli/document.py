@@ -89,6 +89,10 @@ class OutputOptions:
             raise ValueError("--backup keeps what --in-place replaces: give both, or neither")
         if self.check and self.review:
             raise ValueError("--check changes nothing, and --review asks what to: give one of them")
+        if self.check and self.diff == "html":
+            raise ValueError(
+                "--check writes nothing, and --diff html a page: leave out one of them"
+            )
         if self.output in ("-", STDOUT):
             vars(self).update(output=None)
         if self.resume and self.output is None and not self.in_place:
@@ -228,6 +232,8 @@ def find_targets(sources: Sequence[str], files: OutputOptions) -> list[Target]:
             f"{count(len(found), 'file')} cannot go to standard output: give --output FOLDER, "
             "--in-place or --check"
         )
+    if several and files.diff_output:
+        raise ValueError("--diff-output names one page, and there are several files: leave it out")
     targets: dict[str, Target] = {}
     for source, name in found:
         place = output
@@ -333,7 +339,7 @@ def _report(
     where = partial(_where, target, form, several)
     if files.json:
         is_shown = target.output is None and not files.check
-        record = {"file": target.source} | _record(result, form, files)
+        record = {"file": target.source} | _record(result, form)
         _write(json_line(record | ({"text": result.text} if is_shown else {})), None)
     if files.diff == "terminal":
         out = terminal.console(stderr=target.output is None and not files.check or files.json)
@@ -369,20 +375,19 @@ def _kept(piece: Piece) -> str:
     return f"{what}, {one_line(piece.reason or '')}: {shown}"
 
 
-def _record(done: Rewritten, form: PlainFile, files: OutputOptions) -> dict[str, Any]:
+def _record(done: Rewritten, form: PlainFile) -> dict[str, Any]:
     """Return what `--json` prints besides the text."""
-    names = ("reason", "source", "refused")
-    of_kept = {"kept": done.kept, "again": [p for p in done.pieces if p.retried]}
+
+    def told(piece: Piece) -> dict[str, Any]:
+        names = ("reason", "source", "refused")
+        place = {form.unit: form.number(piece.line)}
+        return place | {name: getattr(piece, name) for name in names}
+
     return {
         "pieces": len(done.pieces),
         "changed": sum(piece.status == "changed" for piece in done.pieces),
-        **{
-            name: [
-                {form.unit: form.number(p.line)} | {each: getattr(p, each) for each in names}
-                for p in pieces
-            ]
-            for name, pieces in of_kept.items()
-        },
+        "kept": [told(piece) for piece in done.kept],
+        "retried": [told(piece) for piece in done.pieces if piece.retried],
         "not_kept": form.not_kept(),
         "stats": {name: getattr(done.stats, name) for name in STATS},
     }

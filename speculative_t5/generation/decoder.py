@@ -264,8 +264,6 @@ class SpeculativeDecoder:
             several = outputs.Several(count, self.model if options.scores else None)
             prompts = several.repeated(prompts)
         rounds = self.rounds(prompts, options, batch_size)
-        if isinstance(options, SingleOptions) and options.progress:
-            rounds = outputs.with_bar(rounds, options.max_tokens)
         return self._outputs(rounds, options, several)
 
     def _outputs(

@@ -265,12 +265,6 @@ class SingleOptions(GenerationOptions):
 
     # Adds each token's probabilities, see `Token`, by one more pass of each model over the output.
     probabilities: bool = False
-    progress: bool = False  # shows a bar on standard error, for one output
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.progress and (self.num_beams != 1 or self.num_return_sequences > 1):
-            raise ValueError("a bar shows the progress of one output: leave out progress")
 
 
 @dataclass(frozen=True, kw_only=True)
