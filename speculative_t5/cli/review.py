@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..documents import Piece, changes, lines
-from ..documents.layout import arranged
+from ..documents import Piece, arranged, changes, lines
 from . import terminal
 from .terminal import note
 

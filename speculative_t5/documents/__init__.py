@@ -7,4 +7,5 @@ changed. Imports `decoding` and `errors`.
 
 from .comparison import changes, lines
 from .formats import SUFFIXES, PlainFile, read_file
+from .layout import arranged
 from .rewriting import Document, Piece, RewriteOptions, Rewritten, TextOptions, rewrite
