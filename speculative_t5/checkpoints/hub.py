@@ -45,12 +45,7 @@ def look_up(
     """
     flat_name(name)
     # Imported here, as it is slow and only this path needs it.
-    from huggingface_hub import (
-        hf_hub_download,
-        logging,
-        snapshot_download,
-        try_to_load_from_cache,
-    )
+    from huggingface_hub import hf_hub_download, logging, snapshot_download, try_to_load_from_cache
 
     logging.set_verbosity_error()  # _explained reports errors in one line
 

@@ -26,13 +26,7 @@ from ..tokenizers import Tokenizer, read_languages
 from .adapters import Adapter
 from .decoder_only import inspect_decoder_only, load_decoder_only
 from .hub import download, find_cached, flat_name, look_up
-from .model_folder import (
-    ADAPTER_CONFIG,
-    ModelFolder,
-    find_folder,
-    model_folders,
-    name_of_folder,
-)
+from .model_folder import ADAPTER_CONFIG, ModelFolder, find_folder, model_folders, name_of_folder
 from .t5 import Checkpoint, open_checkpoint
 from .t5_draft import load_draft
 from .tensors import as_mlx

@@ -16,14 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import mlx.core as mx
 import typer
 
-from ..checkpoints import (
-    DTYPES,
-    ModelFolder,
-    find_folder,
-    model_folders,
-    named_draft,
-    read_task,
-)
+from ..checkpoints import DTYPES, ModelFolder, find_folder, model_folders, named_draft, read_task
 from ..decoding import EarlyStopping
 from ..errors import check_utf8, option
 from ..generation import (

@@ -14,15 +14,7 @@ import typer
 
 from ..errors import check_integer, first_line
 from ..generation import GenerationOptions
-from .options import (
-    UNSHOWN,
-    DecoderOptions,
-    Keywords,
-    choose,
-    in_server,
-    is_given,
-    with_options,
-)
+from .options import UNSHOWN, DecoderOptions, Keywords, choose, in_server, is_given, with_options
 from .terminal import note
 
 if TYPE_CHECKING:

@@ -17,14 +17,7 @@ from .draft_length import (
     cache_folder,
     stored,
 )
-from .drafters import (
-    CombinedDrafter,
-    Draft,
-    Drafter,
-    EmptyDrafter,
-    LookupDrafter,
-    ModelDrafter,
-)
+from .drafters import CombinedDrafter, Draft, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform, TokenHistory
 from .lookup import MAX_NGRAM
 from .loop import (

@@ -13,14 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import __version__, decoding, device
-from ..checkpoints import (
-    as_dtype,
-    default_type_of,
-    dtype_name,
-    load,
-    locate,
-    named_draft,
-)
+from ..checkpoints import as_dtype, default_type_of, dtype_name, load, locate, named_draft
 from ..decoding import AdaptiveSchedule, FixedSchedule, Indexed, LanguageModel, Plan, Request, Round
 from ..distributed import ProcessGroup
 from ..documents import TextOptions, rewrite

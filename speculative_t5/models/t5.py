@@ -16,14 +16,7 @@ from .. import device
 from ..decoding import Broadcast, ModelInfo, argmax, fingerprint, identity
 from .cache import additive, resized, write
 from .config import Activation, Quantization, T5Config
-from .position_bias import (
-    Bias,
-    Padding,
-    PositionBias,
-    block_biases,
-    for_each_row,
-    position_biases,
-)
+from .position_bias import Bias, Padding, PositionBias, block_biases, for_each_row, position_biases
 from .t5_session import CompiledDecoder, HeadOutput, T5Session, read_sources
 from .t5gemma_config import ModelConfig, StackConfig
 

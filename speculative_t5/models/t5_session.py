@@ -11,14 +11,7 @@ import mlx.core as mx
 
 from .. import device
 from ..decoding import counters
-from .cache import (
-    SMALLEST,
-    EncodedPrompt,
-    KVCache,
-    SourceCache,
-    padding_mask,
-    source_width,
-)
+from .cache import SMALLEST, EncodedPrompt, KVCache, SourceCache, padding_mask, source_width
 
 if TYPE_CHECKING:
     from .t5 import CompiledModel, Decoder

@@ -4,14 +4,7 @@ Imports `models`, `decoding` and `errors`; the libraries sentencepiece, tokenize
 are imported where a tokenizer of their kind is made.
 """
 
-from .base import (
-    TOKENIZER_FILES,
-    ChatTokenizer,
-    Detokenizer,
-    Tokenizer,
-    pieces,
-    unknown_characters,
-)
+from .base import TOKENIZER_FILES, ChatTokenizer, Detokenizer, Tokenizer, pieces, unknown_characters
 from .decoder_only import DecoderOnlyTokenizer
 from .languages import Languages, read_languages
 from .prompt_files import (
