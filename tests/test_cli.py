@@ -94,7 +94,7 @@ def test_standard_streams_may_be_closed(call: Call) -> None:
 
 @pytest.mark.parametrize("options", ["", "--num-beams 2"])
 def test_a_pipe_gets_statistics_last_and_reads_utf8_in_any_locale(here: Path, options: str) -> None:
-    environment = "unset FORCE_COLOR PYTHONUNBUFFERED; LC_ALL=C PYTHONUTF8=0"
+    environment = "unset FORCE_COLOR PYTHONUNBUFFERED; LC_ALL=C"
     spoken = f"$P --model target --max-tokens 4 --prompt 'Caf\u00e9.' {options}"
     done = in_a_shell(here, f"{environment} {spoken} 2>&1")
     assert done.returncode == 0, done.stdout

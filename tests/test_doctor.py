@@ -309,12 +309,6 @@ def test_p_values_are_those_of_tables() -> None:
         assert outputs.p_value(statistic, freedom) == pytest.approx(p, rel=0.1)
 
 
-def test_an_old_mlx_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "version", lambda package: "0.32.0")
-    found = environment.versions(Subject())
-    assert found.status == "failed" and "install 0.32.1 or newer" in found.reason
-
-
 def test_the_default_type_and_a_slow_one_are_reported(
     tmp_path: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

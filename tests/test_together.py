@@ -89,16 +89,30 @@ def assert_refused(results: list[tuple[int, str, str]], named: str) -> None:
     check_message(line.removeprefix("error: "), named)
 
 
+def joined(here: Path, *more: str) -> tuple[int, str]:
+    """Join the parts of out.jsonl; return the exit code and what is said."""
+    alone = start(here, *BATCH, "out.jsonl", "--join", *more)
+    _, errors = alone.communicate()
+    return alone.returncode, errors.decode() if isinstance(errors, bytes) else errors
+
+
 def test_each_process_has_some_of_the_lines(here: Path, expected: bytes) -> None:
     results = together(here, 3, *BATCH, "out.jsonl")
-    assert [code for code, _, _ in results] == [3, 0, 0]
+    assert [code for code, _, _ in results] == [0, 0, 0]
     assert all(output == "" for _, output, _ in results)
     assert results[0][2].startswith("process 1 of 3: [7 prompts, ")
-    assert "20 records of 3 processes in out.jsonl, 1 with errors" in results[0][2]
+    assert "run the same command with --join" in results[0][2].splitlines()[-1]
     assert [errors.count("line 12: empty") for _, _, errors in results] == [0, 0, 1]
-    assert [len(errors.splitlines()) for _, _, errors in results][1:] == [0, 1]
+    assert [len(errors.splitlines()) for _, _, errors in results] == [2, 0, 1]
+    assert not (here / "out.jsonl").exists()
+    code, said = joined(here)
+    assert code == 3 and said == "[20 records in out.jsonl, 1 with errors]\n"
     assert (here / "out.jsonl").read_bytes() == expected
     assert not list(here.glob("out.jsonl.*"))
+    for more in ((), ("--resume",)):
+        results = together(here, 2, *BATCH, "out.jsonl", *more)
+        assert_refused(results, "out.jsonl is not empty")
+    assert (here / "out.jsonl").read_bytes() == expected
 
 
 def test_a_process_with_a_shard_of_its_own_works_by_itself(here: Path, expected: bytes) -> None:
@@ -111,22 +125,20 @@ def test_a_process_with_a_shard_of_its_own_works_by_itself(here: Path, expected:
 
 def test_a_process_that_dies_costs_its_own_lines(here: Path, expected: bytes) -> None:
     (here / "out.jsonl").write_text("of an earlier run\n")
-    (here / "out.jsonl.1-of-2").write_text("of another one\n")
+    (here / "out.jsonl.1-of-3").write_text("of another one\n")
     ask = (*BATCH, "out.jsonl", "--force")
     results = run_ranks(here, [(*PROGRAM, *ask), ("-c", DYING, *ask), (*PROGRAM, *ask)])
-    assert [code for code, _, _ in results] == [1, -9, 0]
-    assert (here / "out.jsonl").read_bytes() == b"" and not (here / "out.jsonl.1-of-2").exists()
-    last = results[0][2].splitlines()[-1]
-    assert last.startswith("process 1 of 3: error: failed while running: out.jsonl.2-of-3 has no ")
-    check_message(last, "out.jsonl.2-of-3 has no record of line")
+    assert [code for code, _, _ in results] == [0, -9, 0]
     kept = [(here / f"out.jsonl.{n}-of-3").read_bytes().count(b"\n") for n in (1, 2, 3)]
     assert kept == [7, 2, 6]
+    code, said = joined(here, "--force")
+    assert code == 2 and "out.jsonl.2-of-3 has no record of line" in said
+    assert (here / "out.jsonl").read_text() == "of an earlier run\n"
+    (here / "out.jsonl").unlink()
     results = together(here, 3, *BATCH, "out.jsonl", "--resume")
-    assert [code for code, _, _ in results] == [3, 0, 0]
-    assert (here / "out.jsonl").read_bytes() == expected
-    results = together(here, 2, *BATCH, "out.jsonl", "--resume")
-    assert [code for code, _, _ in results] == [0, 0]
-    assert results[0][2] == "out.jsonl has all records already\n"
+    assert [code for code, _, _ in results] == [0, 0, 0]
+    assert "7 of them earlier" in results[0][2]
+    assert joined(here)[0] == 3
     assert (here / "out.jsonl").read_bytes() == expected and not list(here.glob("out.jsonl.*"))
 
 
@@ -193,7 +205,8 @@ def test_a_run_that_is_refused_changes_nothing(here: Path, parallel: str) -> Non
     assert all(part.stat().st_size == 0 for part in parts)
     if parallel == "data":
         again = together(here, 2, *BATCH, "out.jsonl", "--force")  # empty parts are no hindrance
-        assert again[0][0] == 3 and not list(here.glob("out.jsonl.*"))
+        assert [code for code, _, _ in again] == [0, 0]
+        assert joined(here, "--force")[0] == 3 and not list(here.glob("out.jsonl.*"))
 
 
 def test_a_launched_process_may_be_the_only_one(

@@ -6,13 +6,12 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from itertools import chain, islice
-from pathlib import Path
 from typing import Annotated, cast
 
 import mlx.core as mx
@@ -31,7 +30,6 @@ from .options import DecoderOptions, Keywords, choose, with_options
 from .terminal import note, one_line
 
 MAX_ERRORS_SHOWN = 10  # on standard error
-Read = Callable[[Shard], Iterator[Line]]  # the lines of a shard
 COUNTED = ("emitted", "rounds", "drafted", "accepted")
 
 
@@ -104,8 +102,8 @@ def batch(
     is 3. If no line has a prompt, it stops at the first. A record is written once it and all
     records before it are done. Sampling depends on the seed and the line number.
 
-    Each of several processes that mlx.launch has started writes a part, such as OUTPUT.2-of-3, and
-    the first one joins the parts at the end. With --parallel tensor they share the model instead.
+    Each of several processes that mlx.launch has started writes a part, such as OUTPUT.2-of-3;
+    --join makes OUTPUT of them. With --parallel tensor they share the model instead.
     """
     output, force = files.output, files.force
     is_json = files.field is not None or source.lower().endswith(JSON_SUFFIXES)
@@ -120,9 +118,10 @@ def batch(
 
         processes = process_group()
         if processes is None or processes.is_first:
-            # Refuses what cannot be written.
-            advice = "--force to replace it, or give another --output" if files.join else ADVICE
-            Output(output, stream, resume=files.resume, force=force, advice=advice)
+            # Refuses what cannot be written; what parts are joined to is only replaced.
+            joins = files.join or (processes is not None and files.parallel == "data")
+            advice = "--force to replace it, or give another --output" if joins else ADVICE
+            Output(output, stream, resume=files.resume and not joins, force=force, advice=advice)
         if files.join:
             if processes:
                 raise ValueError("--join is for one process: run it without a launcher")
@@ -147,8 +146,6 @@ def batch(
             digest = hashlib.file_digest(cast(BufferedReader, stream), "sha256").hexdigest()
             facts |= {"the options": str(keywords), "the input": f"SHA-256 {digest[:16]}"}
         work = Division(files, processes, facts)
-        if work.is_done(read):
-            return
         writer = Output(work.output, stream, resume=work.resume, force=work.force)
         lines, expected = read(work.shard), None if total is None else work.shard.size(total)
         decoder = options.load(work.group)
@@ -185,7 +182,7 @@ def batch(
                 f"{source} changed during the run: it had {expected} lines to do, then "
                 f"{progress.written}; run this again once nothing changes it any more"
             )
-        failed = work.finish(read, counts.failed)
+        failed = work.finish(counts.failed)
     terminal.give_tips()
     if failed:
         raise typer.Exit(terminal.SOME_FAILED)
@@ -195,13 +192,13 @@ class Division:
     """What this process does of a job: all of it, the shard that the user wants, or its share.
 
     Processes that share the model decode the same lines, and the first one writes the records.
-    Otherwise each has some of the lines, and writes a part of the records; from the start to the
-    end none of them waits for another one, and the first one then joins the parts.
+    Otherwise each has some of the lines and writes a part of the records, and none of them waits
+    for another one.
     """
 
     group: mx.distributed.Group | None = None  # the processes that share the model
     label = ""  # put before the summary
-    parts: Sequence[Path] = ()  # of the processes that have lines of their own
+    has_part = False  # whether it is one of several that have lines of their own
 
     def __init__(
         self, files: FileOptions, processes: ProcessGroup | None, facts: dict[str, str]
@@ -225,64 +222,30 @@ class Division:
         rank, size = processes.group.rank(), processes.group.size()
         if not self.force:
             job.check_parts(self._whole, size)
-        self.shard, self.parts = Shard(rank + 1, size), job.part_paths(self._whole, size)
-        self.output, self.label = str(self.parts[rank]), f"{processes.name}: "
-
-    def is_done(self, read: Read) -> bool:
-        """Whether the first process, on whose machine the output is, finds that all is done."""
-        if self._processes is None or not (self.parts and self.resume):
-            return False
-        found = self.is_first and job.has_all_records(self._whole, read(Shard()))
-        done = bool(self._processes.compare(self._facts, {"done": found})["done"])
-        if done:
-            note(f"{self._whole} has all records already")
-        return done
+        self.shard, self.has_part = Shard(rank + 1, size), True
+        self.output = str(job.part_paths(self._whole, size)[rank])
+        self.label = f"{processes.name}: "
 
     def start(self, done: int) -> int:
         """Begin, with `done` records there already; return how many lines to skip besides them."""
         if self._processes is None:
             return 0
         first = int(self._processes.compare(self._facts, {"done": done})["done"])
-        if not self.parts:
-            self._processes.start({})
-            return 0 if self.is_first else first
-        # By now each process has locked its part: what has no lock is of an earlier run.
-        if self.force and self.is_first:
-            for path in job.find_parts(self._whole):
-                if not job.is_busy(path):
-                    path.unlink(missing_ok=True)
-            if os.path.exists(self._whole):
-                os.truncate(self._whole, 0)
         self._processes.start({})
+        if not self.has_part:
+            return 0 if self.is_first else first
         terminal.handle_signals()  # from here on it waits for none of them
         return 0
 
-    def finish(self, read: Read, failed: int) -> int:
+    def finish(self, failed: int) -> int:
         """End the job; of its `failed` records with errors, return how many decide how it ends."""
-        if not self.is_first:
-            return 0  # launchers end all processes when one ends with an error
-        if not self.parts:
-            return failed
-        if missing := job.wait_for_parts(self.parts):
-            names = " and ".join(map(str, missing))
+        if self.has_part and self.is_first:
             note(
-                f"not on this machine: {names}; copy what is missing, then run batch with --join, "
-                "without a launcher"
+                "when all processes have ended, run the same command with --join and without a "
+                "launcher: it makes OUTPUT of their parts"
             )
-            raise typer.Exit(terminal.FAILED)
-        if job.has_content(self._whole):
-            raise terminal.Failure(
-                f"{self._whole} meanwhile holds records of another job: save it elsewhere, and run "
-                "batch with --join"
-            )
-        try:
-            joined = job.join_parts(self._whole, read(Shard()), self.parts)
-        except ValueError as error:
-            raise terminal.Failure(str(error)) from error
-        processes = f"of {self.shard.count} processes"
-        errors = f", {joined.failed:,} with errors" if joined.failed else ""
-        note(f"[{count(joined.done, 'record')} {processes} in {self._whole}{errors}]")
-        return joined.failed
+        # Launchers end all processes when one ends with an error.
+        return failed if self.is_first and not self.has_part else 0
 
 
 def _check_prompts(source: str, lines: Iterable[Line]) -> None:
@@ -329,7 +292,7 @@ class Progress(AbstractContextManager["Progress"]):
             text = one_line(f"line {record.line.number}: {record.error}")
             if self._errors > MAX_ERRORS_SHOWN:
                 text = "further errors are only in the output"
-            if self._errors <= MAX_ERRORS_SHOWN + 1 and (self.work.is_first or self.work.parts):
+            if self._errors <= MAX_ERRORS_SHOWN + 1 and (self.work.is_first or self.work.has_part):
                 tqdm.write(text, file=sys.stderr)
         else:
             for done in (record.done, *record.done.alternatives):

@@ -336,7 +336,7 @@ def _report(
     target: Target, form: PlainFile, result: Rewritten, files: OutputOptions, *, several: bool
 ) -> None:
     """Say what became of a file."""
-    where = partial(_where, target, form, several)
+    where, prefix = partial(_where, target, form, several), f"{target.name}: " * several
     if files.json:
         is_shown = target.output is None and not files.check
         record = {"file": target.source} | _record(result, form)
@@ -356,12 +356,10 @@ def _report(
         if most is not None and len(listed) > most:
             note(f"{len(listed) - most:,} more kept; use --json to list all of them")
         for said in form.not_kept():
-            note(f"{target.name}: {said}" if several else said)
-    rates = []
-    if result.stats.rounds:
-        rates = terminal.rates(*(getattr(result.stats, name) for name in STATS))
-    name = f"{target.name}: " if several else ""
-    note(f"{name}[{', '.join([result.summary(), *rates])}]")
+            note(prefix + said)
+    counts = [getattr(result.stats, name) for name in STATS]
+    rates = terminal.rates(*counts) if result.stats.rounds else []
+    note(f"{prefix}[{', '.join([result.summary(), *rates])}]")
 
 
 def _kept(piece: Piece) -> str:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import stat
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,6 @@ from .terminal import signals_held
 
 MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the output adds some
 MAX_HELD, MAX_HELD_SIZE = 1000, 2**24  # of records with errors that wait for their turn
-POLL = 0.1  # seconds
 GIVEN = "given"  # the field of a record for fields of the line that have names in use
 OUTCOME = ("text", "finish_reason", "score", "truncated", "alternatives", "stats", "error")
 UNDONE = "not decoded when the run ended: run it again with --resume"
@@ -295,39 +293,8 @@ def check_parts(output: str, count: int) -> None:
             )
 
 
-def has_all_records(output: str, lines: Iterator[Line]) -> bool:
-    """Whether an output has a record of each line; refuse one of only some, or parts beside it."""
-    if not has_content(output):
-        return False
-    for part in find_parts(output):
-        if has_content(part):
-            raise ValueError(
-                f"both {output} and its part {part} have records: delete those that you do not need"
-            )
-    for _ in _records([Path(output)], lines, "run the command again without a launcher"):
-        pass
-    return True
-
-
 def has_content(path: str | Path) -> bool:
     return os.path.exists(path) and os.path.getsize(path) > 0
-
-
-def wait_for_parts(parts: Sequence[Path]) -> list[Path]:
-    """Wait until no process writes to a part; return those that are not on this machine."""
-    for path in parts:
-        while path.exists() and is_busy(path):
-            time.sleep(POLL)
-    return [path for path in parts if not path.exists()]
-
-
-def is_busy(path: Path) -> bool:
-    with path.open("r+b") as file:  # some network disks lock only files that may be written
-        try:
-            lock(file.fileno(), "")
-        except ValueError:
-            return True
-    return False
 
 
 def join_parts(output: str, lines: Iterator[Line], parts: Sequence[Path]) -> Counts:

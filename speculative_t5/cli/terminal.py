@@ -76,9 +76,6 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     The exit code is 0, 2 for bad input, 1 for a failure while running, 3 if some of many prompts
     had errors, or 130 for Ctrl-C.
     """
-    if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") == "0":  # LC_ALL=C
-        os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     _open_closed_streams()
     warnings.showwarning = lambda message, *_: note(f"warning: {one_line(str(message))}")
     if not is_terminal(sys.stderr):  # read when the Hub's client is imported

@@ -65,7 +65,7 @@ class Translation:
         for kind, lost in (
             ("number", _numbers(source, output)),
             ("name", _names(source) - Counter(_LATIN.findall(output))),
-            ("list marker", _markers(source) - _markers(output)),
+            ("list marker", Counter(_MARKER.findall(source)) - Counter(_MARKER.findall(output))),
         ):
             if lost:
                 return f"its output lacks the {kind} {next(iter(lost))!r}"
@@ -135,10 +135,6 @@ def _numbers(source: str, output: str) -> list[str]:
 def _names(text: str) -> Counter[str]:
     letters = [unicodedata.name(c, "").startswith("LATIN") for c in text if c.isalpha()]
     return Counter((_MIXED if 2 * sum(letters) > len(letters) else _LATIN).findall(text))
-
-
-def _markers(text: str) -> Counter[str]:
-    return Counter(_MARKER.findall(text))
 
 
 def _words(text: str) -> list[str]:
