@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.document import PartialFile
+from speculative_t5.cli.document import OutputOptions, PartialFile, partial_file_of
 from speculative_t5.files import replacing, write_whole
 from speculative_t5.tokenizers.prompt_files import (
     EMPTY,
@@ -130,7 +130,11 @@ def test_lines_are_counted(tmp_path: Path) -> None:
 
 
 HEADER = {"text": "a1", "model": "b2"}
-PIECES = [{"piece": i, "output": f"\u2603 {i}", "reason": None} for i in range(3)]
+PIECES: list[dict[str, Any]] = [
+    {"file": "f", "start": i, "end": i + 1, "line": 1, "output": f"\u2603 {i}", "reason": None,
+     "refused": None, "retried": None}
+    for i in range(3)
+]  # fmt: skip
 
 
 def full(*_: object) -> int:
@@ -138,7 +142,10 @@ def full(*_: object) -> int:
 
 
 def entered(path: Path, header: Any = HEADER, *, resume: bool = False, force: bool = False) -> Any:
-    return PartialFile(str(path), header, resume=resume, force=force)
+    files = OutputOptions(output=str(path), resume=resume, force=force)
+    partial = partial_file_of([], files)
+    assert partial
+    return PartialFile(partial, header, files)
 
 
 @contextmanager
@@ -173,8 +180,8 @@ def test_processes_that_write_a_file_at_once_do_not_mix(tmp_path: Path) -> None:
 def test_pieces_are_kept_until_the_run_is_done(tmp_path: Path) -> None:
     leave(tmp_path / "out")
     with entered(tmp_path / "out", resume=True) as partial:
-        assert list(partial.earlier.values()) == PIECES
-        partial.append({**PIECES[0], "piece": 7})
+        assert partial.earlier == {"f": PIECES}
+        partial.append({**PIECES[0], "start": 7})
     assert not list(tmp_path.iterdir())
     leave(tmp_path / "out", [])
     assert not list(tmp_path.iterdir()), "nothing was done"
@@ -189,8 +196,8 @@ def test_torn_lines_are_cut_off(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         lines = whole[:size].count(b"\n")
         with stopped(tmp_path / "out", resume=True) as partial:
-            assert len(partial.earlier) == max(lines - 1, 0)
-            partial.append({"piece": 9})  # shorter than what is torn
+            assert partial.count == max(lines - 1, 0)
+            partial.append({"start": 9})  # shorter than what is torn
             kept = path.read_bytes()
         assert kept.endswith(b"\n") and kept.count(b"\n") == max(lines, 1) + 1
 
@@ -211,7 +218,7 @@ def test_nothing_stays_if_the_first_line_cannot_be_written(
         (HEADER, b"", False, "holds the pieces of an earlier run"),
         ({**HEADER, "text": "c3"}, b"", True, "another text"),
         (HEADER, b"no piece\n", True, "a line that is not a piece"),
-        (HEADER, b'{"piece": "1"}\n', True, "a line that is not a piece"),
+        (HEADER, b'{"start": 1, "end": 2}\n', True, "a line that is not a piece"),
     ],
 )
 def test_pieces_of_other_runs_are_left_alone(

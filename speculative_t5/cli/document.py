@@ -42,6 +42,7 @@ LISTED = 10  # such pieces on a terminal
 STATS = ("emitted", "rounds", "drafted", "accepted", "seconds")
 STDOUT = "/dev/stdout"
 PARTIAL = ".partial.jsonl"
+KEPT = ("line", "start", "output", "reason", "refused", "retried")  # of a piece
 
 Header = dict[str, Any]
 
@@ -265,11 +266,10 @@ def _decoded(
     whole: Document, kept: PartialFile | None, batch_size: int | None, target: Target
 ) -> tuple[list[Piece], float]:
     """Decode all pieces that are left, and keep each as it is done; return the seconds, too."""
-    names = ("line", "start", "output", "reason", "refused", "retried")
     done: dict[int, Piece] = {}
     for record in kept.earlier.get(target.key, ()) if kept else ():
         source = whole.text[record["start"] : record["end"]]
-        done[record["start"]] = Piece(source=source, **{name: record[name] for name in names})
+        done[record["start"]] = Piece(source=source, **{name: record[name] for name in KEPT})
     began = time.perf_counter()
     pieces = [*done.values()]
     with tqdm(
@@ -278,7 +278,7 @@ def _decoded(
         for piece in whole.rewrite(batch_size=batch_size, done=done):
             pieces.append(piece)
             if kept:
-                record = {name: getattr(piece, name) for name in names}
+                record = {name: getattr(piece, name) for name in KEPT}
                 end = piece.start + len(piece.source)
                 kept.append({"file": target.key, "end": end} | record)
             bar.update()
@@ -474,7 +474,7 @@ class PartialFile(LineFile):
                 )
         for raw in takewhile(lambda raw: raw.endswith(b"\n"), lines):
             record = json_object(raw)
-            if record.keys() >= {"file", "start", "end", "output", "reason"}:
+            if record.keys() == {"file", "end", *KEPT}:
                 self.earlier.setdefault(record["file"], []).append(record)
                 self.count += 1
             elif record.keys() == {"file", "done"}:
