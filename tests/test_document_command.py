@@ -207,7 +207,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("in.txt", "--backup"), "--backup"),
     (("in.txt", "--in-place", "--backup"), "in.txt.bak exists"),
     (("-", "--in-place"), "standard input has no place"),
-    (("in.txt", "--check", "--review"), "--review"),
+    (("in.txt", "--check", "--review"), "leave out --review"),
     (("in.txt", "--review"), "--review asks on a terminal"),
     (("in.txt", "--check", "--resume"), "--resume"),
     (("in.txt", "--check", "--diff", "html"), "--check writes nothing"),

@@ -8,9 +8,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 from speculative_t5.cli.document import PartialFile
-from speculative_t5.cli.review import review
+from speculative_t5.cli.review import edited, review
 from speculative_t5.documents import Document, Piece, RewriteOptions, read_file
 
 import pytest
@@ -64,6 +65,27 @@ def test_a_folder_is_written_into_another_or_in_place(call: Call, here: Path) ->
     assert {name: after[name] for name in after if name not in before} == {
         "a.md.bak": before["a.md"], "deep/b.txt.bak": before["deep/b.txt"],
     }  # fmt: skip
+
+
+def test_only_force_replaces_a_backup_that_is_not_of_this_run(call: Call, here: Path) -> None:
+    source, backup = here / "in" / "a.md", here / "in" / "a.md.bak"
+    original = source.read_bytes()
+    in_place = ("document", "in/a.md", "--in-place", "--backup")
+    assert call(*in_place, "--resume").code == 0 and backup.read_bytes() == original
+    source.write_text("He go home.\n")
+    done = call(*in_place, "--resume")
+    assert done.code == 2 and "a.md.bak exists" in done.err[0]
+    assert backup.read_bytes() == original and source.read_text() == "He go home.\n"
+    backup.write_text("He go home.\n")  # as a run that was killed before it wrote the text
+    assert call(*in_place).code == 0 and source.read_text() == "He goes home.\n"
+
+
+def test_hidden_files_are_left_alone(call: Call, here: Path) -> None:
+    (here / "in" / ".venv").mkdir()
+    (here / "in" / ".venv" / "a.txt").write_text(WRONG)
+    (here / "in" / "deep" / ".b.txt").write_text(WRONG)
+    records = call("document", "in", "--check", "--json").records
+    assert [each["file"] for each in records] == ["in/a.md", "in/c.txt", "in/deep/b.txt"]
 
 
 def test_a_check_writes_nothing_and_says_by_its_exit_code_what_it_found(
@@ -207,6 +229,12 @@ def test_all_makes_no_changes_that_were_held_back(
     assert quits == ("q" in answers or answers == "yny")
 
 
+def test_an_edit_has_a_word_for_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = Mock(side_effect=["Yes.", "  ", "Yes indeed."])
+    monkeypatch.setattr("builtins.input", typed)
+    assert edited("He goes\n> home.") == "Yes\n> indeed." and typed.call_count == 3
+
+
 def test_a_review_that_quits_leaves_further_files_alone(here: Path) -> None:
     before = files(here / "in")
     code, shown = answered(here, "q\n", "in", "--in-place", "--review")
@@ -247,6 +275,25 @@ def test_a_sentence_of_several_cues_is_read_as_one() -> None:
     result = done.result(done.rewrite())
     assert decoder.read[-1] == "She have a apple and she eat it." and len(result.pieces) == 4
     assert result.text.split("\n")[:2] == ["She have a pear, and", "she also eat it."]
+
+
+def test_subtitles_have_no_marks_of_markdown_and_speakers_may_stand_in_tags() -> None:
+    text = (
+        "1\n00:00:01,000 --> 00:00:02,000\n2\n00:00:03,000 --> 00:00:04,000\n---\n\n"
+        "3\n00:00:05,000 --> 00:00:06,000\n<i>- He have gone.</i>\n<i>- I has it.</i>\n\n"
+        "4\n00:00:07,000 --> 00:00:08,000\n<v Ann>He go.\n<v Bob>I go.\n\n"
+        "5\n00:00:09,000 --> 00:00:10,000\n---\n"
+    )
+    form = read_file(text.encode(), "a.srt")
+    assert form.text.split("\n") == [
+        "---", "- He have gone.", "- I has it.", "He go.", "I go.", "---",
+    ]  # fmt: skip
+    assert form.rewritten(form.text).decode() == text
+    words = form.text.replace("have", "has").replace("I go.", "I went.")
+    assert form.rewritten(words).decode() == text.replace("have", "has").replace("I go.", "I went.")
+    decoder = Scripted(str.upper, limit=40)
+    whole = Document(decoder, form.text, RewriteOptions(min_similarity=0), form.breaks)  # type: ignore[arg-type]
+    assert len(whole.result(whole.rewrite()).pieces) == 4
 
 
 def test_a_cue_has_at_most_two_lines() -> None:
@@ -305,6 +352,13 @@ def test_word_keeps_its_runs_and_styles(call: Call, here: Path, word: Path) -> N
     done = call("document", "in.docx", "--check", "--json")
     (record,) = done.records
     assert (done.code, record["not_kept"]) == (1, [])
+
+
+def test_a_document_of_word_without_text_is_left_alone(call: Call, here: Path) -> None:
+    Word().save(str(here / "in" / "empty.docx"))
+    before = (here / "in" / "empty.docx").read_bytes()
+    assert call("document", "in", "-o", "out").code == 0
+    assert (here / "out" / "empty.docx").read_bytes() == before
 
 
 def test_what_word_may_lose_is_listed(word: Path) -> None:

@@ -120,8 +120,9 @@ def batch(
         if processes is None or processes.is_first:
             # Refuses what cannot be written; what parts are joined to is only replaced.
             joins = files.join or (processes is not None and files.parallel == "data")
+            begun = any(map(job.has_content, job.find_parts(output))) if joins else True
             advice = "--force to replace it, or give another --output" if joins else ADVICE
-            Output(output, stream, resume=files.resume and not joins, force=force, advice=advice)
+            Output(output, stream, resume=files.resume and begun, force=force, advice=advice)
         if files.join:
             if processes:
                 raise ValueError("--join is for one process: run it without a launcher")
@@ -220,8 +221,7 @@ class Division:
                 "is not a file: give an --output that is one"
             )
         rank, size = processes.group.rank(), processes.group.size()
-        if not self.force:
-            job.check_parts(self._whole, size)
+        job.check_parts(self._whole, size)
         self.shard, self.has_part = Shard(rank + 1, size), True
         self.output = str(job.part_paths(self._whole, size)[rank])
         self.label = f"{processes.name}: "

@@ -88,12 +88,8 @@ class OutputOptions:
             raise ValueError(f"{' and '.join(given)} say where the text goes: give one of them")
         if self.backup and not self.in_place:
             raise ValueError("--backup keeps what --in-place replaces: give both, or neither")
-        if self.check and self.review:
-            raise ValueError("--check changes nothing, and --review asks what to: give one of them")
-        if self.check and self.diff == "html":
-            raise ValueError(
-                "--check writes nothing, and --diff html a page: leave out one of them"
-            )
+        if self.check and (self.review or self.diff == "html"):
+            raise ValueError("--check writes nothing: leave out --review and --diff html")
         if self.output in ("-", STDOUT):
             vars(self).update(output=None)
         if self.resume and self.output is None and not self.in_place:
@@ -102,9 +98,9 @@ class OutputOptions:
             raise ValueError(f"--diff is {self.diff!r}, expected html or terminal")
         if self.diff != "html" and self.diff_output is not None:
             raise ValueError("--diff-output names a page: use it with --diff html")
-        if self.review and not terminal.is_terminal(sys.stdin):
+        if self.review and not all(map(terminal.is_terminal, (sys.stdin, sys.stdout))):
             raise ValueError(
-                "--review asks on a terminal, and standard input is none: leave it out"
+                "--review asks on a terminal, and standard input or output is none: give --output"
             )
 
 
@@ -183,7 +179,7 @@ def document(
                 pieces, quits = review(pieces, partial(_where, target, form, several))
             result = whole.result(pieces, seconds)
             changed |= result.text != result.source
-            data = form.rewritten(result.text)
+            data = target.data if result.text == result.source else form.rewritten(result.text)
             if not files.check:
                 _write_all(target, data, result, files, kept)
             _report(target, form, result, files, several=several)
@@ -219,6 +215,7 @@ def find_targets(sources: Sequence[str], files: OutputOptions) -> list[Target]:
             found.append((source, Path(source).name))
             continue
         paths = [path for path in sorted(Path(source).rglob("*")) if path.is_file()]
+        paths = [path for path in paths if "/." not in f"/{path.relative_to(source)}"]
         inner = [path for path in paths if path.suffix.lower() in SUFFIXES]
         if not inner:
             raise ValueError(
@@ -244,22 +241,20 @@ def find_targets(sources: Sequence[str], files: OutputOptions) -> list[Target]:
             if source == "-":
                 raise ValueError("standard input has no place to write to: leave out --in-place")
             place = source
-        if (place or source) in targets:
+        if (key := os.path.realpath(place or source)) in targets:
             raise ValueError(f"{place or source} would be written twice: give each file once")
         page = _page(place, files)
         with open_input(source) as stream:
-            force = files.force or files.resume
-            if place is not None and not files.in_place:
-                check_target(place, stream, force=force, parents=place != output)
-            for beside in (page, backup_of(place) if files.backup and place else None):
-                if beside is not None:
-                    check_target(beside, stream, force=force, parents=place != output)
-            targets[place or source] = Target(source, place, page, stream.read())
+            data, force = stream.read(), files.force or files.resume
+            for written in (None if files.in_place else place, page):
+                if written is not None:
+                    check_target(written, stream, force=force, parents=place != output)
+            if files.backup:  # one of a run that was killed is the same
+                old = Path(f"{source}.bak")
+                force = files.force or (old.is_file() and old.read_bytes() == data)
+                check_target(str(old), stream, force=force)
+            targets[key] = Target(source, place, page, data)
     return [*targets.values()]
-
-
-def backup_of(name: str) -> str:
-    return f"{name}.bak"
 
 
 def _decoded(
@@ -311,7 +306,7 @@ def _write_all(
         title = f"Changes in {target.source if target.source != '-' else 'the text'}"
         _write(result.to_html(title).encode(), page)
     if files.backup and output is not None and data != target.data:
-        _write(target.data, backup_of(output))
+        _write(target.data, f"{output}.bak")
     stays = files.in_place and data == target.data
     if not stays and (output is not None or not files.json):
         _write(data, output)

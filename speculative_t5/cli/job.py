@@ -289,7 +289,7 @@ def check_parts(output: str, count: int) -> None:
         if other != count and has_content(path):
             raise ValueError(
                 f"{path} was written by one of {other} processes, and {count} are running: "
-                f"run {other} again, or give --force to start over"
+                f"run {other} again, or delete it"
             )
 
 

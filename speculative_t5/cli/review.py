@@ -18,7 +18,7 @@ HELP = (
     "n - leave the text as it is",
     "e - edit the new text",
     "a - make this change and all others, except those that were held back",
-    "q - leave this text and all that follows as it is, also in further files",
+    "q - leave this text and all that follows as it is; further files are not written",
     "? - show this list",
 )
 
@@ -72,9 +72,13 @@ def edited(output: str) -> str:
 
     The line editor begins with its words, where there is one.
     """
-    words, gaps = output.split(), re.findall(r"\s+", output)
-    text = typed(" ".join(words))
-    return arranged(words, gaps, text.split()) or text
+    parts = re.split(r"(\s*[\r\n]+[>\s]*|\s+)", output)  # words and what is between them
+    words, gaps = parts[::2], parts[1::2]
+    while True:
+        new = typed(" ".join(words)).split()
+        if found := arranged(words, gaps, new) if new else None:
+            return found
+        note("the text has fewer words than lines: give at least one for each line")
 
 
 def typed(text: str) -> str:

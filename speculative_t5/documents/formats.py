@@ -25,7 +25,8 @@ SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx")
 WIDTH = 42  # characters of a line of subtitles, by broadcasters' rules; half without spaces
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
-_SPEECH = re.compile(r"[-–—]\s*\S")
+# How a speech begins: with a dash, or with a speaker of WebVTT.
+_SPEECH = re.compile(r"(?:<(?!v)[^>]*>|\{\\[^}]*\}|\s)*(?:[-–—]\s*\S|<v[ .])")
 # What stands around the words of a speech: tags that enclose it, positions, notes of music.
 _AROUND = re.compile(r"((?:\s|<[^>]*>|\{\\[^}]*\}|[♪♫#])*)(.*?)((?:\s|</[^>]*>|[♪♫#])*)", re.DOTALL)
 
@@ -72,7 +73,9 @@ class Subtitles(PlainFile):
         cue: _Cue | None = None
         count = 0
         for line in _LINE.findall(self.text):
-            if cue is not None and line.strip():
+            if "-->" in line and cue and cue.lines and cue.lines[-1].strip().isdigit():
+                self._parts.append(cue.lines.pop())  # no blank line is before its number
+            elif cue is not None and line.strip() and "-->" not in line:
                 cue.lines.append(line)
                 continue
             cue = None
@@ -170,8 +173,8 @@ class WordFile(PlainFile):
             runs = (
                 run
                 for run in paragraph.iter(qn("w:r"))
-                if next(run.iterancestors(qn("w:p"))) is paragraph
-            )  # not in a text box
+                if next(run.iterancestors(qn("w:p"), qn("w:moveFrom"))) is paragraph
+            )  # not in a text box, nor moved
             for child in (child for run in runs for child in run):
                 if child.tag == qn("w:t"):
                     texts.append(child)

@@ -185,30 +185,30 @@ def paragraphs(text: str, *, labels: bool = False, breaks: Breaks = "wrapped") -
     finished = partial(_finished, text, labels=labels)
     open_: _Paragraph | None = None
     in_list = False
-    lines = _lines(text)
+    lines, marked = _lines(text), breaks == "wrapped"  # whether as Markdown
     # The place behind the last code, or behind the front matter.
     code = 0
-    if lines and lines[0].words.rstrip() == "---":
+    if lines and marked and lines[0].words.rstrip() == "---":
         code = next((i for i, line in enumerate(lines) if i and line.words.rstrip() == "---"), 0)
     unclosed: dict[tuple[int, str], int] = {}  # by depth and character, the shortest
     for place, each in enumerate(lines):
         if place < code:
             continue
         start, line, depth, indent = each.start, each.words, each.depth, each.indent
-        if open_ and depth == open_.depth and _is_underline(line, open_.last.rstrip()):
+        if marked and open_ and depth == open_.depth and _is_underline(line, open_.last.rstrip()):
             yield from finished(open_ if labels else None)
             open_ = None
             continue
         marker = _MARKER.match(line)
-        fence = _FENCE.match(line, marker.end() if marker else 0)
+        fence = _FENCE.match(line, marker.end() if marker else 0) if marked else None
         if fence and len(fence[0]) < unclosed.get((depth, fence[0][0]), len(line) + 1):
             behind = _behind(lines, place, fence[0])
             if behind is None:
                 unclosed[depth, fence[0][0]] = len(fence[0])
             code = behind or code
-        parting = _HEADING.match(line) or _RULE.match(line)
-        is_row = _ROW.match(line)
-        if fence or parting or is_row or _BLANK.match(line) or _LINK.match(line):
+        parting = marked and (_HEADING.match(line) or _RULE.match(line) or _LINK.match(line))
+        is_row = marked and _ROW.match(line)
+        if fence or parting or is_row or _BLANK.match(line):
             yield from finished(open_)
             open_ = None
             if labels and (is_row or _HEADING.match(line)):
@@ -225,7 +225,7 @@ def paragraphs(text: str, *, labels: bool = False, breaks: Breaks = "wrapped") -
         new = marker or open_ is None or depth != open_.depth
         if new or open_ is None or not _continues(open_.last, line, breaks):
             yield from finished(open_)
-            open_ = _Paragraph(each.number, depth, indent >= INDENT and not in_list)
+            open_ = _Paragraph(each.number, depth, marked and indent >= INDENT and not in_list)
         open_.spans += _words(text, start, start + len(line))
         open_.last = line
     yield from finished(open_)
