@@ -265,7 +265,7 @@ class Costs:
 def measure_costs(
     decoder: SpeculativeDecoder, prompt: list[int], emitted: int, shapes: Sequence[tuple[int, int]]
 ) -> Costs:
-    """Measure bare costs of rounds (K, L) after so many emitted tokens.
+    """Measure what rounds (K, L) cost by themselves after `emitted` tokens.
 
     Each is measured for `MIN_SECONDS`, and at least `REPEATS` times.
     """

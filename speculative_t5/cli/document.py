@@ -249,10 +249,8 @@ def find_targets(sources: Sequence[str], files: OutputOptions) -> list[Target]:
             for written in (None if files.in_place else place, page):
                 if written is not None:
                     check_target(written, stream, force=force, parents=place != output)
-            if files.backup:  # one of a run that was killed is the same
-                old = Path(f"{source}.bak")
-                force = files.force or (old.is_file() and old.read_bytes() == data)
-                check_target(str(old), stream, force=force)
+            if files.backup:  # of a run that goes on, `_write_all` looks at them
+                check_target(f"{source}.bak", stream, force=force)
             targets[key] = Target(source, place, page, data)
     return [*targets.values()]
 
@@ -306,7 +304,10 @@ def _write_all(
         title = f"Changes in {target.source if target.source != '-' else 'the text'}"
         _write(result.to_html(title).encode(), page)
     if files.backup and output is not None and data != target.data:
-        _write(target.data, f"{output}.bak")
+        old = Path(f"{output}.bak")
+        if not files.force and old.exists() and old.read_bytes() != target.data:
+            raise ValueError(f"{old} exists: use --force to replace it, or rename it")
+        _write(target.data, str(old))
     stays = files.in_place and data == target.data
     if not stays and (output is not None or not files.json):
         _write(data, output)

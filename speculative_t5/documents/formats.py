@@ -25,7 +25,6 @@ SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx")
 WIDTH = 42  # characters of a line of subtitles, by broadcasters' rules; half without spaces
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
-# How a speech begins: with a dash, or with a speaker of WebVTT.
 _SPEECH = re.compile(r"(?:<(?!v)[^>]*>|\{\\[^}]*\}|\s)*(?:[-–—]\s*\S|<v[ .])")
 # What stands around the words of a speech: tags that enclose it, positions, notes of music.
 _AROUND = re.compile(r"((?:\s|<[^>]*>|\{\\[^}]*\}|[♪♫#])*)(.*?)((?:\s|</[^>]*>|[♪♫#])*)", re.DOTALL)
