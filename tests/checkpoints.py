@@ -23,15 +23,19 @@ CHAT = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-QWEN3: dict[str, Any] = {
-    "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 10,
-    "num_attention_heads": 4, "num_key_value_heads": 2,
-}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64},
-    "qwen3": QWEN3
-    | {"max_position_embeddings": 64, "rope_theta": 5e4, "tie_word_embeddings": True},
-    "qwen3-own-head": QWEN3 | {"max_position_embeddings": 64, "tie_word_embeddings": False},
+    "qwen3": {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "intermediate_size": 40,
+        "head_dim": 10,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "rope_theta": 5e4,
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -68,10 +72,20 @@ def write_causal(
     torch.manual_seed(seed)
     ends = {"eos_token_id": 0, "bos_token_id": 0, "pad_token_id": None}
     shape = SHAPES[kind] | ends | changes
-    config = AutoConfig.for_model(kind.split("-")[0], vocab_size=vocab_size, **shape)
+    config = AutoConfig.for_model(kind, vocab_size=vocab_size, **shape)
     model = AutoModelForCausalLM.from_config(config).eval()
     roughen(model)
     model.save_pretrained(folder)
+    if kind == "gpt2":  # mlx-lm only knows the names of the first checkpoints
+
+        def rename(tensors: dict[str, Any]) -> None:
+            for name in [*tensors]:
+                tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+
+        edit_tensors(folder, rename)
+        path = folder / "config.json"
+        settings = json.loads(path.read_text())
+        path.write_text(json.dumps(settings | {"n_ctx": settings["n_positions"]}))
     write_tokenizer(folder)
     return model
 

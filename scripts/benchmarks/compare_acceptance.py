@@ -9,7 +9,7 @@ and draft q. The rule here accepts with probability sum of min(p, q), which is n
 verification accepts more still. All three are exact. This is tested on many short outputs for one
 prompt: the second token must have the target's distribution, summed over all first tokens. A
 variant that accepts every draft shows how the test rejects one that is not exact. Needs
-`pip install ".[causal]"`.
+`pip install mlx-lm`.
 """
 
 import sys
@@ -19,16 +19,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5 import SpeculativeDecoder
 from speculative_t5.doctor.outputs import chi_square, p_value
 from speculative_t5.generation.options import VerifyRule
-from speculative_t5.models.decoder_only import DecoderOnlyModel
 
 import mlx.core as mx
 import numpy as np
 import typer
 from acceptance_counts import Counts, count_flags, count_stats
 from texts import HELD_OUT_FILE
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from decoder_only import DecoderOnlyModel, load
 
 PAIR = Path("causal-pair")
 BATCH = 64
@@ -122,7 +125,9 @@ def load_pair(target: Path, draft: Path) -> tuple[DecoderOnlyModel, DecoderOnlyM
                 f"no model in {folder}: run python weights/training/train_causal.py, "
                 "which makes a pair"
             )
-    (large, tokenizer), (small, _) = (load(folder, dtype=mx.float32) for folder in (target, draft))
+    (large, tokenizer), (small, _) = (
+        load(str(folder), dtype=mx.float32) for folder in (target, draft)
+    )
     return large, small, tokenizer.encode
 
 

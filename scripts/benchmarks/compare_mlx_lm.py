@@ -4,12 +4,11 @@
     python scripts/benchmarks/compare_mlx_lm.py causal-pair/target --draft causal-pair/draft
     python scripts/benchmarks/compare_mlx_lm.py gpt2 --tokens 64
 
-A model is a folder, or a shape that `bench --random` knows, with random weights. Decoding is
-greedy, one prompt at a time, in the device's default type: plain decoding is compared with
-`generate_step`, and with a draft speculative decoding with `speculative_generate_step`. Both use
-the BLAS that this process has loaded. The variants run in a new order for every prompt; ratios are
-taken within a turn. Outputs are compared first, which also warms up. Needs
-`pip install ".[causal]"`.
+A model is a folder, or one of `SHAPES`, with random weights. Decoding is greedy, one prompt at a
+time, in the device's default type: plain decoding is compared with `generate_step`, and with a
+draft speculative decoding with `speculative_generate_step`. Both use the BLAS that this process has
+loaded. The variants run in a new order for every prompt; ratios are taken within a turn. Outputs
+are compared first, which also warms up. Needs `pip install mlx-lm`.
 """
 
 import random
@@ -17,15 +16,32 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.bench.synthetic import CAUSAL_SHAPES, random_model
-from speculative_t5.models.decoder_only import DecoderOnlyModel
+from speculative_t5 import SpeculativeDecoder, device
 
 import mlx.core as mx
 import typer
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from decoder_only import DecoderOnlyModel, load
+
+SHAPES: dict[str, dict[str, Any]] = {  # as their config.json says
+    "gpt2": {
+        "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+        "n_ctx": 1024, "layer_norm_epsilon": 1e-5, "vocab_size": 50257, "eos_token_id": 50256,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 28,
+        "intermediate_size": 3072, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+        "max_position_embeddings": 40960, "tie_word_embeddings": True, "vocab_size": 151936,
+        "eos_token_id": 151645,
+    },
+}  # fmt: skip
 
 OURS, THEIRS = "ours, plain", "mlx-lm, generate_step"
 OURS_FASTER, THEIRS_FASTER = "ours, speculative", "mlx-lm, speculative_generate_step"
@@ -34,13 +50,16 @@ Variant = Callable[[list[int], int], list[int]]  # prompt and most tokens -> tok
 
 def open_model(name: str) -> DecoderOnlyModel:
     """Load a folder's model, or make one of a known shape."""
-    if name in CAUSAL_SHAPES and not Path(name).is_dir():
-        model = random_model(name)
-    else:
-        model, _ = load(name)
-    if not isinstance(model, DecoderOnlyModel):
-        raise ValueError(f"{name} is an encoder-decoder, expected a decoder-only model")
-    return model
+    dtype = device.default_type().dtype
+    if name not in SHAPES or Path(name).is_dir():
+        return load(name, dtype=dtype)[0]
+    shape = SHAPES[name]
+    kind = import_module(f"mlx_lm.models.{shape['model_type']}")
+    mx.random.seed(0)
+    module = kind.Model(kind.ModelArgs.from_dict(shape))
+    module.set_dtype(dtype)
+    limit = shape.get("n_positions") or shape["max_position_embeddings"]
+    return DecoderOnlyModel(module, eos_token_id=shape["eos_token_id"], max_context=limit)
 
 
 def ours(decoder: SpeculativeDecoder) -> Variant:
@@ -103,7 +122,7 @@ def measure(
 
 
 def main(
-    model: Annotated[str, typer.Argument(help="Folder, or a shape of `bench --random`.")],
+    model: Annotated[str, typer.Argument(help="Folder, or gpt2 or qwen3-0.6b at random.")],
     draft: Annotated[str | None, typer.Option(help="Folder or shape of a draft.")] = None,
     num_draft: Annotated[int, typer.Option(min=1, help="Tokens to draft for each pass.")] = 4,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 4,

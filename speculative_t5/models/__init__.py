@@ -5,7 +5,7 @@ Imports `decoding`, for the protocols that a model implements, `distributed`, `d
 `errors`.
 """
 
-from .cache import additive, capacity_for
+from .cache import SMALLEST, EncodedPrompt, KVCache, additive, capacity_for, write
 from .config import (
     DRAFT_TYPE,
     MAX_LAYERS,

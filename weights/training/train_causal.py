@@ -6,7 +6,7 @@
 The text is the project's own unless another is given; each file is a document, and the models learn
 to predict its end. The output folder then holds `target` and `draft`, checkpoints in the format of
 Hugging Face, and `held-out.txt`, the end of the text, which neither model has seen. Needs
-`pip install ".[causal]"`.
+`pip install mlx-lm`.
 """
 
 import json
