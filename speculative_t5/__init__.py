@@ -1,4 +1,4 @@
-"""Speculative decoding on MLX, for T5s and decoder-only models: faster, with the same output."""
+"""Speculative decoding of T5s on MLX: faster, with the same output."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Scripted:
         self.known[tuple(ids)] = prompt
         return ids
 
-    def fit(self, prompt: str, max_tokens: int) -> Source:
+    def fit(self, prompt: str) -> Source:
         ids = self.encode(prompt)
         if len(ids) > self.limit:
             raise ValueError("too long")

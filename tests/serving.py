@@ -117,7 +117,6 @@ class FakeService:
     failure: BaseException | None = None
     busy: int = 0  # calls that are still to be refused
     tokenizer: Any = None
-    is_decoder_only: bool = False
     max_queue: int = 256
     pause: float = 0.0  # seconds of a round
     calls: list[FakeCall] = field(default_factory=list)
@@ -139,9 +138,7 @@ class FakeService:
     @property
     def decoder(self) -> Any:
         self.check_ready()
-        info = SimpleNamespace(is_decoder_only=self.is_decoder_only)
-        model = SimpleNamespace(info=info)
-        return SimpleNamespace(model=model, tokenizer=self.tokenizer)
+        return SimpleNamespace(tokenizer=self.tokenizer)
 
     def submit(
         self, prompts: Sequence[Any], options: GenerationOptions, field: str = "prompt"

@@ -25,7 +25,7 @@ from conftest import (
 )
 from reference import ENDINGS
 
-FAMILIES = ("t5", "t5_v1_1", "umt5", "byt5", "gpt2", "qwen3")
+FAMILIES = ("t5", "t5_v1_1", "umt5", "byt5", "gpt2")
 OPTIONS = [
     BeamOptions(num_beams, length_penalty, early_stopping, num_beams)
     for num_beams, early_stopping, length_penalty in itertools.product(

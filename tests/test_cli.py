@@ -1,17 +1,14 @@
-"""The commands as a user runs them, with models of both kinds: text, JSON, models, help."""
+"""The commands as a user runs them: text, JSON, models, help."""
 
 import re
 import shutil
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, __version__
+from speculative_t5 import __version__
 from speculative_t5.cpu import libraries
 
-import mlx.core as mx
 import pytest
-from checkpoints import write_causal
 from commands import Call, in_a_shell, on_a_terminal
 from conftest import REPOSITORY
 
@@ -20,26 +17,16 @@ pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
 OLD_MAN = (*PAIR, "--prompt", "The old man.")
 ACCEPTED, BONUS = "\x1b[32m", "\x1b[4;36m"
-CAUSAL_PAIR = ("--model", "causal", "--draft-model", "causal-draft", "--num-draft", "5")
-CAUSAL = (*CAUSAL_PAIR, "--max-tokens", "12")
-LONG = "He go " * 60
 
 
 @pytest.fixture(scope="module")
 def here(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the models and the checkpoint of `place`, and two decoder-only models."""
+    """A folder with the models and the checkpoint of `place`."""
     here = tmp_path_factory.mktemp("cli")
     (here / "weights").mkdir()
     for name in ("weights/target", "weights/draft", "checkpoint"):
         (here / name).symlink_to(place / name)
-    write_causal(here / "weights" / "causal", vocab_size=304)
-    write_causal(here / "weights" / "causal-draft", vocab_size=320, num_hidden_layers=1)
     return here
-
-
-def causal(here: Path, **options: Any) -> SpeculativeDecoder:
-    models = (here / "weights" / name for name in ("causal", "causal-draft"))
-    return SpeculativeDecoder.from_pretrained(*models, dtype=mx.float32, **options)
 
 
 def test_text_goes_to_standard_output_and_statistics_to_standard_error(call: Call) -> None:
@@ -109,12 +96,10 @@ def test_models_lists_what_can_be_loaded_and_what_cannot(call: Call, here: Path)
     found = {Path(record["folder"]).name: record for record in call("models", "--json").records}
     lines = call("models").out.splitlines()
     shutil.rmtree(torn)
-    base, target, causal = (found[name] for name in ("correct-base", "target", "causal"))
+    base, target = (found[name] for name in ("correct-base", "target"))
     assert target["family"] == "T5 v1.0" and target["stored"] == ["float32"]
     assert base["drafts"] == ["correct-draft", "correct-small"]
     assert found["correct-draft"]["draft_for"] == "correct-base"
-    assert causal["family"] == "qwen3" and causal["drafts"] == ["causal-draft"]
-    assert causal["num_parameters"] > found["causal-draft"]["num_parameters"]
     assert target["error"] is None and found["torn"]["error"]
     because = "the CPU's libraries have no faster type"
     assert base["default_type"] == {"dtype": "float32", "reason": because}
@@ -185,45 +170,24 @@ def test_inspecting_prints_and_writes_nothing(call: Call, here: Path) -> None:
     assert not done.err and sorted(here.rglob("*")) == before
 
 
-def test_a_decoder_only_model_continues_a_prompt_or_chats(call: Call, here: Path) -> None:
-    for chat in ((), ("--chat",)):
-        (found,) = call(*CAUSAL, *chat, "--prompt", "He go", "--json").records
-        expected = causal(here, chat=bool(chat)).generate("He go", max_tokens=12)
-        assert found["tokens"] == expected.tokens and found["text"] == expected.text
-        assert found["stats"]["drafted"]
-    assert call("repl", *CAUSAL, "--chat", stdin="He go\n").out.strip() == expected.text.strip()
-    sampled, lines = ("--temperature", "1", "--top-p", "0.9"), "He go\nShe have a apple\n"
-    one, other = (
-        call("batch", "-", *CAUSAL, "--chat", *sampled, "--batch-size", size, stdin=lines)
-        for size in ("1", "3")
-    )
-    options: Any = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 12}
-    expected = causal(here, chat=True).generate("He go", **options)
-    assert one.out == other.out and one.records[0]["text"] == expected.text
+def test_a_decoder_only_model_is_refused_in_a_line(call: Call, here: Path) -> None:
+    folder = here / "gpt2"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2", "n_embd": 24}')
+    (folder / "model.safetensors").write_bytes(b"not read")
+    message = "gpt2: this is a gpt2 (model_type in config.json), which seems to be a decoder-only"
+    for arguments in (
+        ("--model", "gpt2", "--prompt", "x"),
+        ("--model", "target", "--draft-model", "gpt2", "--prompt", "x"),
+        ("batch", "-", "--model", "gpt2"), ("convert", "gpt2"), ("convert", "gpt2", "--inspect"),
+        ("doctor", "--only", "greedy", "--model", "gpt2"),
+    ):  # fmt: skip
+        done = call(*arguments, stdin="x\n")
+        done.check_error(message)
+        assert done.err[0].endswith("this package runs encoder-decoders: use mlx-lm")
+    shutil.rmtree(folder)
 
 
-def test_a_prompt_beyond_the_context_is_an_error_or_loses_its_beginning(
-    call: Call, here: Path
-) -> None:
-    (found,) = call("batch", "-", *CAUSAL, stdin=LONG).records
-    assert "tokens, more than the 64 that the model is made for" in found["error"]
-    refused = call(*CAUSAL, "--prompt", LONG)
-    refused.check_error("tokens, more than the 64")
-    assert refused.err[0].endswith("(--truncate) to cut it, or split it")
-    (found,) = call("batch", "-", *CAUSAL, "--truncate", stdin=LONG).records
-    decoder = causal(here)
-    last = decoder.encode(LONG)[12 - 64 - 1 :]  # with room for the output
-    assert found["truncated"] and found["text"] == decoder.generate(last, max_tokens=12).text
-    assert call(*CAUSAL, "--truncate", "--prompt", LONG).out == found["text"] + "\n"
-
-
-def test_what_one_kind_of_model_cannot_do_is_refused(call: Call) -> None:
-    small, prompt = ("--model", "correct-small"), ("--prompt", "x")
-    for arguments, message in (
-        (("batch", "-", *CAUSAL, "--max-source-length", "65"), "max_source_length must be at most"),
-        (("batch", "-", *CAUSAL, "--chat", "--truncate"), "truncate would cut into the chat"),
-        ((*CAUSAL, "--draft-model", "correct-small", *prompt), "the target is decoder-only"),
-        ((*small, "--draft-model", "causal", *prompt), "is an encoder-decoder, the draft is deco"),
-        ((*small, "--chat", *prompt), "a chat needs a tokenizer with a chat template"),
-    ):
-        call(*arguments).check_error(message)
+def test_a_t5_takes_no_chat(call: Call) -> None:
+    done = call("--model", "correct-small", "--chat", "--prompt", "x")
+    done.check_error("a chat needs a tokenizer with a chat template")

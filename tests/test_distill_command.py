@@ -13,7 +13,6 @@ from speculative_t5.distill import DistillOptions, Judgement, judgement, new_dra
 from speculative_t5.distill import run as stages_of_run
 
 import pytest
-from checkpoints import write_causal
 from commands import Call
 from conftest import REPOSITORY
 from messages import check_message
@@ -193,10 +192,7 @@ BAD = {
     ("--data", "empty.txt"): "empty.txt has 0 usable prompts in 0 lines",
     ("--data", "long.txt"): "long.txt has 0 usable prompts in 3 lines (3 too long)",
     ("--model", "absent"): "is named 'absent'",
-    (
-        "--model",
-        "causal",
-    ): "causal is no T5 or T5Gemma, for which drafts are trained",
+    ("--model", "bert"): "this is a bert (model_type in config.json)",
     ("--model", "made"): "made is a draft for target, whose encoder it shares",
     ("--draft-model", "other"): "target and draft must share a tokenizer: the target's has 220",
     ("--start-from", "other"): "other is a whole model, expected a draft that `distill` has made",
@@ -212,7 +208,6 @@ def inputs(place: Path) -> Path:
     """The folder of tests with things that a draft cannot be made of."""
     (place / "empty.txt").write_text("")
     (place / "long.txt").write_text("".join(f"{'many words ' * 300}{i}\n" for i in range(3)))
-    write_causal(place / "causal")
     target, _ = load(place / "weights" / "target")
     save_draft(place / "made", new_draft(target, DistillOptions()), "target")  # type: ignore[arg-type]
     return place

@@ -11,7 +11,7 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.distill import Data, Example, Label, label, read_data
 from speculative_t5.distill.labels import _whole_chunks
 from speculative_t5.files import LineFile
-from speculative_t5.tokenizers import ByteTokenizer, DecoderOnlyTokenizer, PromptEncoder
+from speculative_t5.tokenizers import ByteTokenizer, PromptEncoder, T5GemmaTokenizer
 
 import pytest
 from checkpoints import refused
@@ -94,7 +94,7 @@ def test_a_completion_ends_at_its_first_eos(tmp_path: Path) -> None:
 
 def test_a_completion_for_t5gemma_is_what_it_would_write(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "gemma")
-    tokenizer, file = DecoderOnlyTokenizer(tmp_path), tmp_path / "a.jsonl"
+    tokenizer, file = T5GemmaTokenizer(tmp_path), tmp_path / "a.jsonl"
     file.write_text(as_json({"prompt": "a", "completion": "He goes."}, {"prompt": "b"}))
     encoder = PromptEncoder(tiny_gemma("t5gemma2", vocab_size=320), tokenizer)
     data = read_data(file, encoder, tokenizer)

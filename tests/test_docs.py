@@ -27,7 +27,6 @@ from speculative_t5.distill import DistillOptions, new_draft
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import write_causal
 from commands import caller
 from conftest import REPOSITORY, V1_1, edit_json, write_checkpoint
 from families import write_adapter
@@ -45,12 +44,6 @@ CONTINUES_ABOVE = "# continues the example above"
 SERVER = "http://127.0.0.1:8080"  # where the pages say that a server is
 SHARED = "/mnt/shared"  # a folder that all machines of a cluster see
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-CAUSAL = {  # repositories of the Hub, and what stands for them
-    "openai-community/gpt2-xl": "gpt2",
-    "openai-community/gpt2": "gpt2",
-    "Qwen/Qwen3-4B": "qwen3",
-    "Qwen/Qwen3-0.6B": "qwen3",
-}
 BENCH = "--turns 1 --max-tokens 48 --num-draft 2"  # "auto" may draft 63 tokens a round
 LESS = {  # options added to commands that take minutes
     "doctor": "--only versions",
@@ -72,7 +65,6 @@ CHECKED = {  # why they are not run
     "python -m speculative_t5 doctor --report": "the same, for minutes",
     "python -m speculative_t5 distill --model M --data prompts.txt --minutes": "takes them",
     "python -m speculative_t5 distill --model correct-base": "the same, and has to have the data",
-    "python -m speculative_t5 bench --random gpt2": "makes half a billion weights; others are run",
     "python -m speculative_t5 bench --turns 9": "takes minutes; others are run",
     "python -m speculative_t5 bench --json": "the same; test_benchmark.py draws its plot",
     "python -m speculative_t5 serve": "runs until it is stopped; curl asks one",
@@ -182,8 +174,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[
         folder = root / f"google/flan-t5-{size}"
         shutil.copytree(checkpoint, folder)
         edit_json(folder / "config.json", task_specific_params=german)
-    for name, kind in CAUSAL.items():
-        write_causal(root / name, kind)
     server = Hub(root)
     yield server
     server.server.shutdown()
@@ -233,8 +223,6 @@ def workplace(tmp_path: Path, checkpoint: Path, adapter: Path) -> Path:
         convert(str(checkpoint), tmp_path / "weights" / name)
     for name in ("t5-11b", "path/to/checkpoint"):
         shutil.copytree(checkpoint, tmp_path / name)
-    for name in ("target", "draft"):
-        write_causal(tmp_path / "causal-pair" / name, max_position_embeddings=512)
     (tmp_path / "prompt.txt").write_text(
         "He go home. And I has lived in this city for ten years.\n"
     )

@@ -37,7 +37,6 @@ def test_the_footer_says_whether_the_output_was_cut(call: Call) -> None:
     first, second = lines.err
     assert first.endswith(" - cut at --max-tokens 3") and "cut" not in second
     stats = Stats((0,), (0,), (0,), 7, 0.5)
-    assert footer(stats, "length", 9).endswith(" - cut where the context ends")
     assert footer(stats, "eos", 7) == stats.summary()
 
 

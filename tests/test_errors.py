@@ -192,7 +192,7 @@ BAD_INPUT = {
     "bench PAIR --prompts empty.txt": "empty.txt has no prompts",
     "bench --num-draft 4-2": "'4-2'",
     "bench --random t5-base": "'t5-base'",
-    "bench --random gpt2-xl:gpt2 --source 1000": "got 1000 and 128",
+    "bench --random gpt2:t5-base": "there is no shape 'gpt2'",
     "doctor --only row": "'row'",
     "doctor --skip all": "'all'",
     "doctor --only rows --skip rows": "rows",

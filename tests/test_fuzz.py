@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from speculative_t5 import load
 from speculative_t5.checkpoints import locate, open_checkpoint
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.tokenizers import load_tokenizer
+from speculative_t5.tokenizers import T5GemmaTokenizer, load_tokenizer
 
 import pytest
-from checkpoints import END, opened, write_causal
+from checkpoints import END, opened
+from checkpoints import write_tokenizer as write_bpe
 from conftest import edit_json
 from families import write_adapter, write_family, write_gemma
 from messages import complaint
@@ -29,13 +29,12 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_family(root / form, "t5", form)
     convert(str(root / "safetensors"), root / "npz")
     write_family(root / "bpe", "codet5", "safetensors")
-    write_causal(root / "causal")
     base = root / "lora" / "base"
     write_adapter(root / "lora", write_gemma(base, 2), base, target_modules=["q_proj"])
     edit_json(root / "lora" / "adapter_config.json", base_model_name_or_path=None)
     write_gemma(root / "gemma", 1)
     (root / "json").mkdir()
-    shutil.copy(root / "causal" / "tokenizer.json", root / "json")
+    write_bpe(root / "json")
     (root / "json" / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
     return root
 
@@ -58,8 +57,8 @@ def open_tokenizer(folder: Path) -> None:
     tokenizer.decode([i for i in ids if 0 <= i < tokenizer.vocabulary.size])
 
 
-def open_causal(folder: Path) -> None:
-    _, tokenizer = load(folder)
+def open_gemma_tokenizer(folder: Path) -> None:
+    tokenizer = T5GemmaTokenizer(folder)
     tokenizer.decode(tokenizer.encode("He goes home."))
 
 
@@ -103,8 +102,7 @@ CASES: dict[str, tuple[Callable[[Path], None], int]] = {
     "bpe/vocab.json": (open_tokenizer, 30),
     "bpe/merges.txt": (open_tokenizer, 30),
     "bpe/tokenizer_config.json": (open_tokenizer, 30),
-    "causal/config.json": (open_causal, 40),
-    "causal/model.safetensors": (open_causal, 20),
+    "gemma/tokenizer.json": (open_gemma_tokenizer, 20),
 }
 
 

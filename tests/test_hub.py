@@ -12,9 +12,9 @@ from speculative_t5.checkpoints import hub as hub_module
 from speculative_t5.checkpoints.hub import download, flat_name
 
 import pytest
-from checkpoints import refused, write_causal
+from checkpoints import refused
 from conftest import edit_json
-from families import write_family
+from families import write_family, write_gemma
 from huggingface_hub import constants
 from local_hub import COMMIT, Hub, use
 
@@ -25,7 +25,7 @@ NAME = "someone/tiny-t5"
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("originals")
     write_family(root / "tiny-t5", "flan_t5", "shards")
-    write_causal(root / "tiny-qwen3")
+    write_gemma(root / "tiny-gemma", 2)
     return root
 
 
@@ -112,8 +112,11 @@ def test_refused_weights_are_not_downloaded(hub: Hub, monkeypatch: pytest.Monkey
     monkeypatch.setattr(constants, "HF_HUB_CACHE", "cache3")
     with refused("no tokenizer in"):
         convert(NAME)
-    with refused("this is a qwen3 .model_type in config.json.*which needs no conversion"):
-        convert("someone/tiny-qwen3")
+    path = hub.root / "someone" / "tiny-gemma" / "config.json"
+    edit_json(path, model_type="qwen3", is_encoder_decoder=False)
+    for run in (convert, load):
+        with refused("this is a qwen3 .model_type in config.json.*: use mlx-lm"):
+            run("someone/tiny-gemma")
     assert not [name for name in hub.downloads() if "safetensors" in name]
     assert not any(Path("weights").iterdir())
 
@@ -162,20 +165,20 @@ def test_an_error_shows_the_hubs_own_only_where_that_says_more(
     found = [shown(name) for name in names]
     with monkeypatch.context() as odd:
         odd.setattr(hub_module, "_list_files", Mock(side_effect=RuntimeError("something odd")))
-        assert "RuntimeError: something odd" in shown("someone/tiny-qwen3")
+        assert "RuntimeError: something odd" in shown("someone/tiny-gemma")
     use(monkeypatch, "http://127.0.0.1:9")
     for text in (*found, shown("someone/else")):
         assert text.count("Traceback") == 1 and "no model on this machine is named" in text
 
 
 def test_models_are_loaded_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = hub.root / "someone" / "tiny-qwen3"
+    folder = hub.root / "someone" / "tiny-gemma"
     edit_json(folder / "generation_config.json", eos_token_id=[0, 7])
     (folder / "evil.py").write_text("not needed")
-    assert load("someone/tiny-qwen3")[0].info.eos_token_ids == {0, 7}
+    assert load("someone/tiny-gemma")[0].info.eos_token_ids == {0, 7}
     assert hub.downloads() == [
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-        "tokenizer_config.json",
+        "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
+        "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     with refused(
         "no model on this machine .* .found: correct-base, correct-draft, .*no such repo",
@@ -185,7 +188,7 @@ def test_models_are_loaded_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) ->
     with refused("no model on this machine .* .found: correct-base, correct-draft", "'../else'"):
         load("../else")
     hub.requests.clear()
-    model, tokenizer = load("someone/tiny-qwen3")
+    model, tokenizer = load("someone/tiny-gemma")
     assert SpeculativeDecoder(model, None, tokenizer).generate("He go", max_tokens=2).tokens
     assert not hub.requests, "the cache has it whole"
     assert load(NAME) and hub.requests and not any(Path("weights").iterdir())
@@ -193,9 +196,9 @@ def test_models_are_loaded_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) ->
     (cached.parent / "tokenizer.json").unlink()
     with monkeypatch.context() as unreachable:
         use(unreachable, "http://127.0.0.1:9")
-        with refused("no tokenizer in", "someone--tiny-qwen3"):
-            load("someone/tiny-qwen3")
-    assert load("someone/tiny-qwen3"), "completed"
+        with refused("no tokenizer in", "someone--tiny-gemma"):
+            load("someone/tiny-gemma")
+    assert load("someone/tiny-gemma"), "completed"
 
 
 def test_names_become_one_flat_folder_or_are_refused() -> None:

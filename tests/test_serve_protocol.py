@@ -201,15 +201,11 @@ def test_a_t5_answers_the_last_message_of_the_user(served: Served) -> None:
     assert json.loads(parts_found[0])["object"] == "chat.completion.chunk" and done == "[DONE]"
 
 
-@pytest.mark.parametrize("is_decoder_only", [True, False])
-def test_a_model_with_a_template_reads_a_whole_chat(is_decoder_only: bool) -> None:
+def test_a_model_with_a_template_reads_a_whole_chat() -> None:
     methods = dict.fromkeys(("encode", "decode", "encode_chat"), str)
     chats = SimpleNamespace(has_chat_template=True, vocabulary=None, **methods)
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    path, service = (
-        "/v1/chat/completions",
-        FakeService(tokenizer=chats, is_decoder_only=is_decoder_only),
-    )
+    path, service = "/v1/chat/completions", FakeService(tokenizer=chats)
     with serving(service) as served:
         found = served.post(path, messages=messages).json()
         assert found["choices"][0]["message"]["content"] == "BE BRIEF HI"
@@ -218,11 +214,7 @@ def test_a_model_with_a_template_reads_a_whole_chat(is_decoder_only: bool) -> No
         ]
         service.tokenizer = None
         found = served.post(path, messages=messages).json()
-        if is_decoder_only:
-            message = found["error"]["message"]
-            assert message == "the model has no chat template: use /v1/completions"
-        else:
-            assert found["choices"][0]["message"]["content"] == "HI", "the last message alone"
+        assert found["choices"][0]["message"]["content"] == "HI", "the last message alone"
 
 
 def test_models_are_listed_by_name() -> None:

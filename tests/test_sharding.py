@@ -17,8 +17,9 @@ from speculative_t5.models.t5_parallel import check_divisible, shard
 import mlx.core as mx
 import numpy as np
 import pytest
-from checkpoints import refused, write_causal
+from checkpoints import refused
 from conftest import REPOSITORY, V1_0, V1_1, tiny_model, tiny_sharing, write_checkpoint
+from families import write_gemma
 from ranks import Pair, run_ranks
 
 EVEN = {"num_heads": 4, "d_ff": 64, "d_model": 64, "d_kv": 16}
@@ -75,7 +76,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
     ):  # fmt: skip
         with refused(".", named):
             check_divisible(T5Config(**EVENLY | changes), size)
-    write_causal(tmp_path)
+    write_gemma(tmp_path, 1)
     with refused("only a T5"):
         load(tmp_path, group=Pair())  # type: ignore[call-overload]
     model = tiny_model()

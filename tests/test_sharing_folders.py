@@ -18,7 +18,7 @@ import mlx.core as mx
 import pytest
 from checkpoints import refused
 from commands import Call
-from conftest import V1_0, edit_json, tiny_causal, tiny_sharing, write_checkpoint
+from conftest import V1_0, edit_json, tiny, tiny_sharing, write_checkpoint
 from mlx.utils import tree_flatten
 
 WIDE = {"d_model": 32, "d_kv": 16, "d_ff": 64}
@@ -101,7 +101,7 @@ def resized(target: T5) -> T5:
 
 
 OTHERS: list[Callable[[T5], Any]] = [
-    fine_tuned, resized, lambda _: tiny_causal(vocab_size=20), lambda _: None,
+    fine_tuned, resized, lambda _: tiny("t5gemma", vocab_size=20), lambda _: None,
 ]  # fmt: skip
 
 

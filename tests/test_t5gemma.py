@@ -2,8 +2,10 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints.conversion import convert
@@ -11,12 +13,14 @@ from speculative_t5.checkpoints.inspection import inspect
 from speculative_t5.models import SharingConfig, SharingDraft, T5Gemma, copy_layers
 from speculative_t5.models.config import T5GEMMA_TYPES
 from speculative_t5.models.t5gemma_config import T5GemmaConfig
+from speculative_t5.tokenizers import T5GemmaTokenizer
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import tiny_gemma, tiny_sharing
-from families import STACK, assert_close, reference_logits, write_gemma
+from checkpoints import refused
+from conftest import edit_json, tiny_gemma, tiny_sharing
+from families import STACK, assert_close, reference_logits, write_gemma, write_tokenizer
 from serving import started, wait_until
 
 UNBALANCED = {"encoder": {"hidden_size": 36, "num_hidden_layers": 4}}
@@ -228,3 +232,86 @@ def test_a_sharing_draft_of_all_layers_is_its_target(kind: str) -> None:
         assert mx.array_equal(
             layer.self_norm.weight, target.decoder.layers[number].self_norm.weight
         )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The files of a tokenizer."""
+    write_tokenizer(tmp_path / "gemma", "gemma")
+    return tmp_path / "gemma"
+
+
+def test_the_begin_token_is_not_doubled(folder: Path) -> None:
+    tokenizer = T5GemmaTokenizer(folder)
+    plain = tokenizer.encode("He go")
+    assert plain[0] == 2 and plain.count(2) == 1
+    assert tokenizer.encode("<bos>He go") == plain
+    assert tokenizer.decode([*plain, 1, 310]) == "He go", "control tokens and padding have no text"
+
+
+def test_tokenizers_that_cannot_be_made_are_refused(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    with refused("no tokenizer can be made of", folder):
+        T5GemmaTokenizer(folder)
+    (folder / "tokenizer.json").unlink()
+    with refused("no tokenizer in .*: expected one of", folder):
+        T5GemmaTokenizer(folder)
+
+
+def test_no_code_of_a_folder_is_run(folder: Path) -> None:
+    (folder / "evil.py").write_text(f"open({str(folder / 'pwned')!r}, 'w')\nclass Evil: pass\n")
+    auto_map = {"AutoTokenizer": ["evil.Evil", None]}
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map=auto_map)
+    with refused("no tokenizer can be made of", folder):
+        T5GemmaTokenizer(folder)
+    assert not (folder / "pwned").exists()
+
+
+def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    def lack(*_: Any, **__: Any) -> None:
+        raise ImportError("\nLlamaConverter requires the protobuf library\nbut it was not found")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lack)
+    install = r"run pip install 'transformers>=5' 'protobuf>=4'$"
+    with refused(rf"\(LlamaConverter requires the protobuf library\): {install}", folder):
+        T5GemmaTokenizer(folder)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with refused(install, folder):
+        T5GemmaTokenizer(folder)
+
+
+SAID = {"role": "user", "content": "He go home"}
+
+
+def test_malformed_messages_and_bad_templates_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_gemma("t5gemma", vocab_size=320)
+
+    def encode(*messages: Any, chat: bool = False) -> list[int]:
+        tokenizer = T5GemmaTokenizer(folder)
+        return SpeculativeDecoder(model, None, tokenizer, chat=chat).encode([*messages])
+
+    answered = [SAID, {"role": "assistant", "content": "OK"}, SAID]
+    assert encode(*answered)[-len(encode(SAID)) + 1 :] == encode(SAID)[1:]
+    bad: dict[str, Any] = {"str for role, int for content": SAID | {"content": 3}, "str": "y"}
+    for found, message in (bad | {"nothing": {}}).items():
+        with refused(f"a message must be .*, got {found}$", found):
+            encode(SAID, message)
+    with refused("the content of a message is not UTF-8"):
+        encode({"role": "user", "content": "\udc80"})
+    with monkeypatch.context() as lacking:
+        lack = Mock(side_effect=ImportError("no jinja2"))
+        lacking.setattr(type(T5GemmaTokenizer(folder)._backend), "apply_chat_template", lack)
+        with refused("run pip install 'jinja2>=3.1.6'$"):
+            encode(SAID)
+    template = folder / "chat_template.jinja"
+    template.write_text("{{ raise_exception('no\nusers') }}")
+    with refused(r"refuses these messages \(no\)"):
+        encode(SAID)
+    template.unlink()
+    for chat in (False, True):
+        with refused("no chat template"):
+            encode(SAID, chat=chat)

@@ -1,6 +1,8 @@
 """Products whose order of additions depends on the number of rows, as it does on GPUs."""
 
-from speculative_t5.models import T5, DecoderOnlyModel
+from typing import Any
+
+from speculative_t5.models import T5
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -45,7 +47,7 @@ class Growing(Kernels):
         return mx.concatenate([self.summed(x[:, :4], 1), self.summed(x[:, 4:], 3)], axis=1)
 
 
-def change(model: T5 | DecoderOnlyModel, dtype: mx.Dtype, kernels: type[Kernels] | None) -> None:
+def change(model: Any, dtype: mx.Dtype, kernels: type[Kernels] | None) -> None:
     """Make ids 2 n and 2 n + 1 almost equally probable, and give the layers other kernels.
 
     The two differ by about one rounding error of `dtype`, to which the weights are cast. The head

@@ -3,27 +3,14 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
 from ..cpu import accelerate
 from ..decoding import Draft, Drafter, Groups, ModelInfo, Plan, Session
 from ..generation import SpeculativeDecoder
-from ..models import (
-    T5,
-    DecoderOnlyModel,
-    EncoderDecoder,
-    ModelConfig,
-    T5Config,
-    T5GemmaConfig,
-    build,
-    new_model,
-)
-
-Shape = ModelConfig | dict[str, Any]  # of a decoder-only model: entries of config.json
+from ..models import T5, EncoderDecoder, ModelConfig, T5Config, T5GemmaConfig, new_model
 
 
 def _gemma(generation: int, size: int, d_ff: int, depth: int, *heads: int) -> T5GemmaConfig:
@@ -55,39 +42,10 @@ SHAPES: dict[str, ModelConfig] = {  # d_model, d_kv, d_ff, heads, layers of each
     "t5gemma2-1b": _gemma(2, 1152, 6912, 26, 4, 1, 256),
     "t5gemma2-4b": _gemma(2, 2560, 10240, 34, 8, 4, 256),
 }
-
-
-def _gpt2(size: int, num_heads: int, depth: int) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2", "n_embd": size, "n_head": num_heads, "n_layer": depth,
-        "n_positions": 1024, "n_ctx": 1024, "layer_norm_epsilon": 1e-5, "vocab_size": 50257,
-        "eos_token_id": 50256,
-    }  # fmt: skip
-
-
-def _qwen3(size: int, num_heads: int, depth: int, d_ff: int) -> dict[str, Any]:
-    return {
-        "model_type": "qwen3", "hidden_size": size, "num_attention_heads": num_heads,
-        "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": depth,
-        "intermediate_size": d_ff, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-        "max_position_embeddings": 40960, "tie_word_embeddings": True, "vocab_size": 151936,
-        "eos_token_id": 151645,
-    }  # fmt: skip
-
-
-CAUSAL_SHAPES = {
-    "gpt2": _gpt2(768, 12, 12),
-    "gpt2-medium": _gpt2(1024, 16, 24),
-    "gpt2-large": _gpt2(1280, 20, 36),
-    "gpt2-xl": _gpt2(1600, 25, 48),
-    "qwen3-0.6b": _qwen3(1024, 16, 28, 3072),
-    "qwen3-1.7b": _qwen3(2048, 16, 28, 6144),
-    "qwen3-4b": _qwen3(2560, 32, 36, 9728),
-}
 # Standard deviation of embeddings: so large that each token of an output follows itself, however a
 # pass is rounded.
 EMBEDDINGS = 20.0
-_EMBEDDINGS = ("shared", "encoder_shared", "wte", "embed_tokens")
+_EMBEDDINGS = ("shared", "encoder_shared")
 
 
 def check_shapes(target: str, draft: str) -> None:
@@ -100,32 +58,27 @@ def check_shapes(target: str, draft: str) -> None:
         )
 
 
-def context_of(shape: str) -> int | None:
-    """Return the most tokens of prompt and output that a shape reads; None for a T5: no bound."""
-    config = CAUSAL_SHAPES.get(shape, {})
-    return config.get("n_positions") or config.get("max_position_embeddings")
-
-
 def random_model(
     shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0, embeddings: float = EMBEDDINGS
-) -> EncoderDecoder | DecoderOnlyModel:
+) -> EncoderDecoder:
     """Make a model of a shape with random weights, whose outputs do not end.
 
     With small `embeddings` (their standard deviation) outputs vary, and may end.
     """
     _family(shape)  # refused here, if it is none
-    config = SHAPES.get(shape) or CAUSAL_SHAPES[shape]
-    return ready(random_module(config, dtype=dtype, seed=seed, embeddings=embeddings), config)
+    model = random_weights(SHAPES[shape], dtype=dtype, seed=seed, embeddings=embeddings)
+    accelerate(model)
+    return model
 
 
-def random_module(
-    config: Shape, *, dtype: mx.Dtype = mx.float32, seed: int = 0, embeddings: float = 1.0
-) -> nn.Module:
-    """Make a module with random weights with which outputs depend on all that came before them.
+def random_weights(
+    config: ModelConfig, *, dtype: mx.Dtype = mx.float32, seed: int = 0, embeddings: float = 1.0
+) -> EncoderDecoder:
+    """Make a model with random weights with which outputs depend on all that came before them.
 
-    They are made one at a time: all in float32 might not fit in memory.
+    They are made one at a time: all in float32 might not fit in memory. It is not accelerated.
     """
-    module = build(config) if isinstance(config, dict) else new_model(config)
+    model = new_model(config)
     mx.random.seed(seed)
 
     def random_weight(path: str, weight: mx.array) -> mx.array:
@@ -141,23 +94,11 @@ def random_module(
         mx.eval(new)
         return new
 
-    module.update(tree_map_with_path(random_weight, module.parameters()))
-    return module
+    model.update(tree_map_with_path(random_weight, model.parameters()))
+    return model
 
 
-def ready(module: nn.Module, config: Shape) -> EncoderDecoder | DecoderOnlyModel:
-    """Return a model as `load` returns it: accelerated, or wrapped if it is decoder-only."""
-    if isinstance(config, dict):
-        most = config.get("n_positions") or config["max_position_embeddings"]
-        return DecoderOnlyModel(module, eos_token_id=config["eos_token_id"], max_context=most)
-    assert isinstance(module, EncoderDecoder)
-    accelerate(module)
-    return module
-
-
-def random_prompts(
-    model: EncoderDecoder | DecoderOnlyModel, length: int, count: int
-) -> list[list[int]]:
+def random_prompts(model: EncoderDecoder, length: int, count: int) -> list[list[int]]:
     """Make `count` prompts of `length` ids, the same in every run; EOS ends those of a T5 only."""
     size, eos = model.info.vocab_size, model.info.eos_token_id
     ids = [i for i in range(min(100, size // 2), min(30_000, size)) if i != eos]
@@ -167,13 +108,11 @@ def random_prompts(
 
 
 def _family(shape: str) -> str:
-    """Return the name of a shape's vocabulary: "t5" or its model_type."""
-    if config := SHAPES.get(shape):
-        return "t5" if isinstance(config, T5Config) else f"T5Gemma {config.generation}"
-    if shape not in CAUSAL_SHAPES:
-        known = ", ".join([*SHAPES, *CAUSAL_SHAPES])
-        raise ValueError(f"there is no shape {shape!r}: choose from {known}")
-    return str(CAUSAL_SHAPES[shape]["model_type"])
+    """Return the name of a shape's vocabulary."""
+    config = SHAPES.get(shape)
+    if config is None:
+        raise ValueError(f"there is no shape {shape!r}: choose from {', '.join(SHAPES)}")
+    return "t5" if isinstance(config, T5Config) else f"T5Gemma {config.generation}"
 
 
 class ReplayDrafter:
@@ -224,9 +163,7 @@ class ReplayDrafter:
 
     def _corrupted(self, prompt: tuple[int, ...]) -> list[int]:
         rng, size = random.Random(str(prompt)), self._target.vocab_size
-        # Before the output a T5's context has one token, that of others the prompt.
-        before = prompt if self._target.is_decoder_only else (0,)
-        return [*before] + [
+        return [0] + [  # before the output, a context has the start token
             token if rng.random() < self._acceptance else (token + 1) % size
             for token in self._outputs[prompt]
         ]

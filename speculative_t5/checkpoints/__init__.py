@@ -6,7 +6,6 @@
 """
 
 from .conversion import convert
-from .decoder_only import inspect_decoder_only
 from .hub import find_cached
 from .inspection import Listed, as_lines, inspect, list_models
 from .loading import DTYPES, as_dtype, default_type_of, load, locate

@@ -36,12 +36,10 @@ def flat_name(name: str) -> str:
     return name.rsplit("/", 1)[-1]
 
 
-def look_up(
-    name: str, revision: str | None = None, *, any_kind: bool = False
-) -> tuple[ModelFolder, list[str] | None]:
+def look_up(name: str, revision: str | None = None) -> tuple[ModelFolder, list[str] | None]:
     """Return a repository's folder in the cache, without weights, and its files' names.
 
-    They are None without the Hub. It may be an adapter, and with `any_kind` a decoder-only model.
+    They are None without the Hub. It may be an adapter.
     """
     flat_name(name)
     # Imported here, as it is slow and only this path needs it.
@@ -60,17 +58,14 @@ def look_up(
         folder = ModelFolder(Path(path).parent)
         if is_adapter:
             return folder, files
-        is_t5 = not (any_kind and folder.kind == "decoder-only")
-        if is_t5:
-            folder.model_config()  # refused here, if it is
+        folder.model_config()  # refused here, if it is
         if files is not None:
-            whole = is_t5 and "tokenizer.json" in files  # then it needs no other pieces
+            whole = "tokenizer.json" in files  # then it needs no other pieces
             snapshot_download(
                 name, revision=folder.path.name, allow_patterns=[*SMALL_FILES, "chat_template.*"],
                 ignore_patterns=["spiece.model", "vocab.json", "merges.txt"] if whole else None,
             )  # fmt: skip
-    if is_t5:
-        folder.tokenizer()
+    folder.tokenizer()
     return folder, files
 
 

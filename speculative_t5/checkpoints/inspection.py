@@ -15,7 +15,6 @@ from ..models import ModelConfig, Quantization, T5Config
 from ..tokenizers import ByteTokenizer, Tokenizer
 from .adapters import Adapter
 from .conversion import new_layout, num_bytes, num_parameters, quantized
-from .decoder_only import inspect_decoder_only
 from .hub import look_up
 from .loading import DTYPES, locate, resolved
 from .model_folder import ModelFolder, model_folders
@@ -42,7 +41,7 @@ class Listed:
     """A model folder, which may be damaged."""
 
     folder: Path
-    family: str | None = None  # of the T5 family, or its model_type; None if it cannot be loaded
+    family: str | None = None  # None if it cannot be loaded
     num_parameters: int = 0  # each counted once
     stored: tuple[str, ...] = ()  # the types of its tensors, or their bits if they are quantized
     size: int = 0  # bytes of its files
@@ -129,9 +128,6 @@ def _list_model(folder: ModelFolder, size: int) -> Listed:
     if folder.kind == "t5-draft":
         target, count = inspect_draft(folder)
         return Listed(path, "draft", count, ("float16",), size, draft_for=target)
-    if folder.kind == "decoder-only":
-        kind, count, stored, chosen, vocabulary = inspect_decoder_only(folder)
-        return Listed(path, kind, count, stored, size, chosen, vocabulary=vocabulary)
     checkpoint, tokenizer = open_checkpoint(folder), folder.tokenizer()
     config, stored = checkpoint.config, _names(checkpoint.dtypes.values())
     if config.quantization:

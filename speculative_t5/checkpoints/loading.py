@@ -13,7 +13,6 @@ from ..device import DefaultType
 from ..errors import printable, shown
 from ..models import (
     T5,
-    DecoderOnlyModel,
     EncoderDecoder,
     SharingDraft,
     is_t5gemma,
@@ -24,7 +23,6 @@ from ..models import (
 )
 from ..tokenizers import Tokenizer, read_languages
 from .adapters import Adapter
-from .decoder_only import inspect_decoder_only, load_decoder_only
 from .hub import download, find_cached, flat_name, look_up
 from .model_folder import ADAPTER_CONFIG, ModelFolder, find_folder, model_folders, name_of_folder
 from .t5 import Checkpoint, open_checkpoint
@@ -41,7 +39,7 @@ def load(
     dtype: mx.Dtype | str | None = None,
     group: mx.distributed.Group | None = None,
     adapter: str | Path | None = None,
-) -> tuple[EncoderDecoder | DecoderOnlyModel, Tokenizer]: ...
+) -> tuple[EncoderDecoder, Tokenizer]: ...
 
 
 @overload
@@ -49,18 +47,18 @@ def load(
     name_or_path: str | Path,
     *,
     dtype: mx.Dtype | str | None = None,
-    target: EncoderDecoder | DecoderOnlyModel,
-) -> tuple[EncoderDecoder | DecoderOnlyModel | SharingDraft, Tokenizer | None]: ...
+    target: EncoderDecoder,
+) -> tuple[EncoderDecoder | SharingDraft, Tokenizer | None]: ...
 
 
 def load(
     name_or_path: str | Path,
     *,
     dtype: mx.Dtype | str | None = None,
-    target: EncoderDecoder | DecoderOnlyModel | None = None,
+    target: EncoderDecoder | None = None,
     group: mx.distributed.Group | None = None,
     adapter: str | Path | None = None,
-) -> tuple[EncoderDecoder | DecoderOnlyModel | SharingDraft, Tokenizer | None]:
+) -> tuple[EncoderDecoder | SharingDraft, Tokenizer | None]:
     """Load a model and its tokenizer.
 
     The tokenizer's `prefix` and the model's `min_probability` are those in config.json, if any.
@@ -72,7 +70,7 @@ def load(
             name is one on the Hugging Face Hub, which is downloaded to its own cache.
         dtype: Type to compute in, by its name or MLX's: float32, float16 or bfloat16. By default
             float32 on a CPU; on Metal and CUDA bfloat16, but a T5 v1.0 that is stored in float16
-            and a model that mlx-lm has quantized keep their type.
+            keeps its type.
         target: The model that this one is to draft for. A draft that shares its target's encoder
             needs it; it computes in the target's type, and its tokenizer is None, as it is the
             target's.
@@ -83,9 +81,8 @@ def load(
             merged into the model that it names.
 
     Raises:
-        ValueError: If there is no such folder or name, it is not a whole T5, T5Gemma or
-            decoder-only model or the draft of another target, it cannot compute in that type, or
-            it cannot be split so.
+        ValueError: If there is no such folder or name, it is not a whole T5 or T5Gemma or it is
+            the draft of another target, it cannot compute in that type, or it cannot be split so.
     """
     device.enter_thread()
     device.limit_memory()
@@ -103,12 +100,8 @@ def load(
     if folder.kind == "t5-draft":
         return load_draft(folder.path, target), None
     prefix, least, trained = folder.prefix, folder.min_probability, folder.trained_length
-    model: Any
     tokenizer: Any
-    if folder.kind == "decoder-only":
-        model, tokenizer = load_decoder_only(folder, computed)
-    else:
-        model, tokenizer = _load_t5(folder, computed, group)
+    model, tokenizer = _load_t5(folder, computed, group)
     tokenizer.prefix = prefix
     tokenizer.languages = read_languages(folder.config, tokenizer.vocabulary)
     # Of madlad400, which alone has such tokens, its authors say so.
@@ -119,8 +112,6 @@ def load(
 
 def default_type_of(folder: ModelFolder) -> DefaultType:
     """Return the type that `load` chooses for a model; a sharing draft has its target's."""
-    if folder.kind == "decoder-only":
-        return inspect_decoder_only(folder).default_type
     return open_checkpoint(folder).default_type
 
 
@@ -221,7 +212,7 @@ def _find(name_or_path: str | Path, *, to_merge: bool = False) -> Path:
         return found
     try:
         flat_name(name)  # refused here, if it cannot be one
-        return find_cached(name) or download(name, *look_up(name, any_kind=not to_merge))
+        return find_cached(name) or download(name, *look_up(name))
     except ValueError as error:
         known = ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
         raise ValueError(

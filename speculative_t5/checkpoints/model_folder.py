@@ -22,11 +22,10 @@ from ..models import (
     ModelConfig,
     T5Config,
     T5GemmaConfig,
-    is_decoder_only,
     is_t5gemma,
     read_size,
 )
-from ..tokenizers import TOKENIZER_FILES, DecoderOnlyTokenizer, Tokenizer, load_tokenizer
+from ..tokenizers import TOKENIZER_FILES, T5GemmaTokenizer, Tokenizer, load_tokenizer
 from .tensors import AGAIN, NewTensor, StoredTensor, read_safetensors, write_npz
 from .torch_bin import read_bin
 
@@ -43,7 +42,7 @@ SMALL_FILES = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "tokenizer.mo
 BUSY = "another conversion is at work on it: wait for it to end, or choose another --output"
 BLOCK, BLOCKS = 2**16, 64  # bytes, and how many of each file are read for a digest
 
-Kind = Literal["t5", "decoder-only", "t5-draft"]
+Kind = Literal["t5", "t5-draft"]
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,7 @@ class ModelFolder:
     @property
     def kind(self) -> Kind:
         """What it seems to hold: by default a T5, whose loader then judges it."""
-        kind = self.setting("model_type")
-        if kind == DRAFT_TYPE:
-            return "t5-draft"
-        if kind is None or self.is_converted:
-            return "t5"
-        return "decoder-only" if is_decoder_only(self.config) else "t5"
+        return "t5-draft" if self.setting("model_type") == DRAFT_TYPE else "t5"
 
     @property
     def is_converted(self) -> bool:
@@ -174,10 +168,10 @@ class ModelFolder:
 
     def tokenizer(self) -> Tokenizer:
         """Load the tokenizer; a T5's is checked to fit it."""
-        config = None if self.kind == "decoder-only" else self.model_config()
+        config = self.model_config()
         if isinstance(config, T5Config):
             return load_tokenizer(self.path, config)
-        return DecoderOnlyTokenizer(self.path)
+        return T5GemmaTokenizer(self.path)
 
     @property
     def weights(self) -> Path | None:

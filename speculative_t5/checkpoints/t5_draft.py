@@ -9,7 +9,7 @@ import mlx.core as mx
 from .. import models
 from ..cpu import accelerate
 from ..errors import printable, shown
-from ..models import DecoderOnlyModel, EncoderDecoder, SharingConfig, SharingDraft
+from ..models import EncoderDecoder, SharingConfig, SharingDraft
 from . import tensors
 from .model_folder import ModelFolder, write_folder
 
@@ -20,7 +20,7 @@ OPTIONAL = {
 AGAIN = "copy or distill the draft again"
 
 
-def load_draft(folder: Path, target: EncoderDecoder | DecoderOnlyModel | None) -> SharingDraft:
+def load_draft(folder: Path, target: EncoderDecoder | None) -> SharingDraft:
     """Load a draft for a target that is loaded; refuse a damaged one, and another target's."""
     opened = ModelFolder(folder)
     name = _target_name(opened)

@@ -205,7 +205,7 @@ def module_shapes(module: nn.Module) -> dict[str, Shape]:
 def check_shapes(
     where: Path,
     expected: Mapping[str, Shape],
-    found: Mapping[str, StoredTensor | mx.array],
+    found: Mapping[str, StoredTensor],
     kind: str,
     *,
     again: str = AGAIN,
@@ -217,7 +217,7 @@ def check_shapes(
             raise ValueError(
                 f"{where} has no tensor {name}, expected one of shape {shape}: {advice}"
             )
-        stored = tuple(found[name].shape)
+        stored = found[name].shape
         if stored != shape:
             raise ValueError(f"{where}: {name} has shape {stored}, expected {shape}: {advice}")
     unknown = sorted(found.keys() - expected.keys())

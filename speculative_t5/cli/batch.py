@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from io import BufferedReader
 from itertools import chain, islice
 from typing import Annotated, cast
@@ -176,8 +175,7 @@ def batch(
                     writer.append_bytes(record.to_json())
                     progress.written += record.error != UNDONE
 
-                encode = partial(decoder.fit, max_tokens=keywords["max_tokens"])
-                process(lines, generate, encode, emit, watch=progress.count, kept=counts.kept)
+                process(lines, generate, decoder.fit, emit, watch=progress.count, kept=counts.kept)
         if expected is not None and progress.written < expected:
             raise terminal.Failure(
                 f"{source} changed during the run: it had {expected} lines to do, then "
@@ -328,7 +326,7 @@ class Progress(AbstractContextManager["Progress"]):
         if self.counts.failed:
             yield f"{self.counts.failed:,} with errors"
         if self.counts.cut:
-            yield f"{self.counts.cut:,} cut at --max-tokens or where the context ends"
+            yield f"{self.counts.cut:,} cut at --max-tokens"
         if self._sums["rounds"]:
             yield from terminal.rates(**self._sums, seconds=seconds)
             resident, arrays = peak_memory() / 1e6, mx.get_peak_memory() / 1e6

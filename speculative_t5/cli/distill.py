@@ -21,7 +21,7 @@ from ..checkpoints import find_folder, load, name_of_folder, new_folder
 from ..decoding import LanguageModel
 from ..errors import check_utf8, count, decoded, first_line, option, shown
 from ..generation import SpeculativeDecoder
-from ..models import EncoderDecoder, SharingDraft
+from ..models import SharingDraft
 from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder
 from .options import OF_DECODERS, draft_of, in_output, is_given, with_options
 from .terminal import note, visible
@@ -117,10 +117,6 @@ def distill(
     output = output or new_folder(f"{Path(name).name}-draft")
     distilling.check_output(output)
     target, tokenizer = load(model, dtype=dtype)
-    if not isinstance(target, EncoderDecoder) or tokenizer is None:
-        raise ValueError(
-            f"{model} is no T5 or T5Gemma, for which drafts are trained: choose another model"
-        )
     start = load(start_from, dtype=target.dtype, target=target)[0] if start_from else None
     if not isinstance(start, SharingDraft | None):
         raise ValueError(f"{start_from} is a whole model, expected a draft that `distill` has made")

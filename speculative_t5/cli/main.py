@@ -81,7 +81,7 @@ def generate(
         ),
     ] = False,
 ) -> None:
-    """Generate text with a T5 or a decoder-only model, faster by speculative decoding.
+    """Generate text with a T5, faster by speculative decoding.
 
     The text goes to standard output, a line of statistics to standard error. Several processes that
     mlx.launch has started share the target.
@@ -118,7 +118,7 @@ def generate(
         )
     group = processes.group if processes else None
     decoder = options.load(group)
-    source = decoder.fit(prompt, wanted.max_tokens)
+    source = decoder.fit(prompt)
     if processes:
         decoder.iter_batch([], **keywords)  # checks the options in all processes
         processes.start({"the prompt": str(source.ids), "the options": str(keywords)})

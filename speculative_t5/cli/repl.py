@@ -143,7 +143,7 @@ class Conversation:
 
     def _generate(self, prompt: str) -> None:
         max_tokens, keywords = self.settings["max_tokens"], self._keywords
-        source = self.decoder.fit(prompt, max_tokens)
+        source = self.decoder.fit(prompt)
         terminal.note_unread(source)
         self.prompt = prompt
         chunks = self.decoder.stream(source.ids, **keywords)

@@ -240,9 +240,7 @@ def footer(stats: Stats, finish_reason: FinishReason | None, max_tokens: int) ->
     """Return the line below an output: its statistics, and whether it was cut."""
     if finish_reason != "length":
         return stats.summary()
-    at_most = stats.emitted == max_tokens  # or else a decoder-only model's context is full
-    where = f"at --max-tokens {max_tokens}" if at_most else "where the context ends"
-    return f"{stats.summary()} - cut {where}"
+    return f"{stats.summary()} - cut at --max-tokens {max_tokens}"
 
 
 def rates(emitted: int, rounds: int, drafted: int, accepted: int, seconds: float) -> list[str]:

@@ -14,9 +14,9 @@ from ..errors import check_integer, count
 from ..tokenizers import (
     JSON_SUFFIXES,
     PROMPT_FIELD,
-    DecoderOnlyTokenizer,
     Format,
     PromptEncoder,
+    T5GemmaTokenizer,
     Tokenizer,
 )
 
@@ -172,7 +172,7 @@ class _Reader:
         """Encode an example; return why it is skipped if it cannot be used."""
         ids = self.encoder.ids(prompt)
         try:
-            ids = self.encoder.fit(ids, self.max_tokens).ids
+            ids = self.encoder.fit(ids).ids
         except ValueError:  # there is no other reason left
             return "too long"
         if (key := _digest(ids)) in self.seen:
@@ -189,7 +189,7 @@ class _Reader:
     def _target(self, completion: str) -> list[int]:
         """Return the ids that an output has: up to EOS, which a completion may name itself."""
         info, ids = self.encoder.model.info, self.tokenizer.encode(completion)
-        if isinstance(self.tokenizer, DecoderOnlyTokenizer):  # it begins texts, and ends none
+        if isinstance(self.tokenizer, T5GemmaTokenizer):  # it begins texts, and ends none
             ids = [*ids[len(self.tokenizer.encode("")) :], info.eos_token_id]
         return ids[: next(i for i, token in enumerate(ids, 1) if token in info.eos_token_ids)]
 

@@ -15,13 +15,7 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from .. import device
-from ..checkpoints import (
-    ModelFolder,
-    default_type_of,
-    inspect_decoder_only,
-    open_checkpoint,
-    weights_folders,
-)
+from ..checkpoints import ModelFolder, default_type_of, open_checkpoint, weights_folders
 from ..cpu import libraries
 from ..decoding import LanguageModel
 from ..generation import SpeculativeDecoder
@@ -67,8 +61,8 @@ class Subject:
             self.decoder()
         elif target != (draft := _described(self.draft)):
             raise ValueError(
-                f"the draft {self.draft} does not fit the target {self.model}: the target is "
-                f"{target}, the draft {draft}; choose another draft, or 'lookup'"
+                f"the draft {self.draft} does not fit the target {self.model}: the target's "
+                f"tokenizer has {target}, the draft's {draft}; choose another draft, or 'lookup'"
             )
 
     def decoder(self, dtype: mx.Dtype | None = None) -> SpeculativeDecoder:
@@ -79,12 +73,10 @@ class Subject:
 
 
 def _described(path: str) -> str:
-    """Describe a model by what a draft must have, too: its kind, and its tokenizer's vocabulary."""
+    """Describe a model by what a draft must have, too: its tokenizer's vocabulary."""
     folder = ModelFolder(Path(path))
-    if folder.kind == "decoder-only":
-        return f"decoder-only with a tokenizer of {inspect_decoder_only(folder)[-1]}"
     open_checkpoint(folder)  # refused here, if it is
-    return f"an encoder-decoder with a tokenizer of {folder.tokenizer().vocabulary}"
+    return f"{folder.tokenizer().vocabulary}"
 
 
 @dataclass(frozen=True)

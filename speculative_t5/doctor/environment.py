@@ -1,10 +1,9 @@
 """Checks of what is installed, `versions`, and of what MLX runs on, `device`."""
 
-import contextlib
 import os
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -24,17 +23,15 @@ SLOW_BFLOAT16 = ("M1", "M2")  # as users report (mlx-examples#186)
 
 def versions(subject: Subject) -> Finding:
     """Report versions, the system and the processor."""
-    mlx, lm, parts = version("mlx"), None, libraries.parts()
-    with contextlib.suppress(PackageNotFoundError):
-        lm = version("mlx-lm")
+    mlx, parts = version("mlx"), libraries.parts()
     details: dict[str, Any] = {
-        "speculative_t5": __version__, "mlx": mlx, "mlx-lm": lm,
+        "speculative_t5": __version__, "mlx": mlx,
         "python": platform.python_version(), "system": platform.platform(), "chip": machine.chip(),
         "machine": platform.machine(), "parts": parts,
     }  # fmt: skip
     reason = (
-        f"speculative_t5 {__version__}, MLX {mlx}, {f'mlx-lm {lm}' if lm else 'no mlx-lm'}, "
-        f"Python {details['python']}, {details['system']}, {details['chip']}"
+        f"speculative_t5 {__version__}, MLX {mlx}, Python {details['python']}, "
+        f"{details['system']}, {details['chip']}"
     )
     notes = [f"{part}: {state}" for part, state in parts.items()]
     return Finding("versions", "ok", reason, notes, details)

@@ -52,7 +52,6 @@ def _machine(details: Mapping[str, Any], pair: str, seconds: float) -> list[tupl
         "system": details.get("system"),
         "Python": details.get("python"),
         "MLX": details.get("mlx"),
-        "mlx-lm": details.get("mlx-lm"),
         "speculative_t5": details.get("speculative_t5"),
         "C parts": ", ".join(f"{part} {state}" for part, state in parts.items()),
         "default type": default if "default_dtype" in details else None,

@@ -1,12 +1,12 @@
 """Tiny random models of every family, for checks that need no text."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
 
 from ..bench import synthetic
-from ..models import T5, T5GEMMA_TYPES, T5Config, T5GemmaConfig
+from ..cpu import accelerate
+from ..models import T5, T5GEMMA_TYPES, ModelConfig, T5Config, T5GemmaConfig
 
 SIZES: dict[str, Any] = {
     "d_model": 128, "d_kv": 64, "d_ff": 192, "num_heads": 3, "num_layers": 2,
@@ -21,7 +21,7 @@ _STACK: dict[str, Any] = {  # of T5Gemma
     "sliding_window_pattern": 2, "query_pre_attn_scalar": 64, "vocab_size": 160,
 }  # fmt: skip
 EOS = 1
-FAMILIES: dict[str, synthetic.Shape] = {
+FAMILIES: dict[str, ModelConfig] = {
     "t5": T5Config(**SIZES),
     "t5 v1.1": T5Config(**_GATED),
     "ul2": T5Config(**_GATED | {"activation": "silu"}),
@@ -33,18 +33,14 @@ FAMILIES |= {
     kind: T5GemmaConfig.from_dict({"model_type": kind, "encoder": _STACK, "decoder": _STACK})
     for kind in T5GEMMA_TYPES
 }
-if find_spec("mlx_lm"):  # which makes decoder-only models
-    FAMILIES["gpt2"] = {
-        "model_type": "gpt2", "n_embd": 128, "n_head": 2, "n_layer": 2, "n_positions": 256,
-        "n_ctx": 256, "layer_norm_epsilon": 1e-5, "vocab_size": 160, "eos_token_id": EOS,
-    }  # fmt: skip
 
 
 def t5(*, dtype: mx.Dtype = mx.float32, seed: int = 0, **sizes: Any) -> T5:
     """Make a random T5 with a head of its own, accelerated."""
     config = T5Config(**_UNTIED | sizes)
-    model = synthetic.ready(synthetic.random_module(config, dtype=dtype, seed=seed), config)
+    model = synthetic.random_weights(config, dtype=dtype, seed=seed)
     assert isinstance(model, T5)
+    accelerate(model)
     return model
 
 

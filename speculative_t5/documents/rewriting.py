@@ -266,7 +266,7 @@ class Document:
         ids = self._decoder.encode(prompt)
         limit = self.options.max_tokens or 1 << (2 * len(ids) + 15).bit_length()
         try:
-            source = self._decoder.fit(prompt, limit)
+            source = self._decoder.fit(prompt)
         except ValueError:  # encoding has succeeded, so it is too long
             source = None
         if source is None or source.cut:

@@ -138,7 +138,7 @@ class SpeculativeDecoder:
             ValueError: If the prompt is empty, too long or not a prompt, or an option is out of its
                 range.
         """
-        source = self.fit(prompt, options.max_tokens).ids
+        source = self.fit(prompt).ids
         rows = min(options.num_return_sequences, self._drafting.rows(None))
         ((_, done),) = self.generations([(0, source)], options, rows)
         if not options.probabilities:
@@ -163,7 +163,7 @@ class SpeculativeDecoder:
         """
         check_prompts(prompts)
         batch_size = self._drafting.rows(options.batch_size)
-        sources = [self._fit(i, each, options.max_tokens) for i, each in enumerate(prompts)]
+        sources = [self._fit(i, each) for i, each in enumerate(prompts)]
         # Rows of similar length pad less, and those that end last are short.
         window = max(len(sources), 1) if options.by_length else 1
         requests = decoding.in_order_of_length(enumerate(sources), window)
@@ -185,8 +185,7 @@ class SpeculativeDecoder:
         check_prompts(prompts)
         batch_size = self._drafting.rows(options.batch_size)
         requests: Iterator[Indexed] = (
-            (index, self._fit(index, prompt, options.max_tokens))
-            for index, prompt in map(checked_pair, prompts)
+            (index, self._fit(index, prompt)) for index, prompt in map(checked_pair, prompts)
         )
         if options.by_length and batch_size > 1:
             requests = decoding.in_order_of_length(requests, decoding.WINDOW * batch_size)
@@ -199,7 +198,7 @@ class SpeculativeDecoder:
         What needs finished outputs is refused here: `num_return_sequences`, `scores`, `num_beams`.
         """
         options.check_stream()
-        source = self.fit(prompt, options.max_tokens).ids
+        source = self.fit(prompt).ids
         detokenizer = options.detokenizer(self.tokenizer)
         return (outputs.as_chunk(done, detokenizer) for done in self.rounds([(0, source)], options))
 
@@ -226,18 +225,18 @@ class SpeculativeDecoder:
         """
         return self._prompts.ids(prompt)
 
-    def fit(self, prompt: Prompt, max_tokens: int = 256) -> Source:
-        """Encode a prompt for an output of `max_tokens`; cut it if it is too long and may be cut.
+    def fit(self, prompt: Prompt) -> Source:
+        """Encode a prompt; cut it if it is too long and may be cut.
 
         Raises:
             ValueError: See `encode`; and if the prompt is too long and `truncate` is not set.
         """
-        return self._prompts.fit(prompt, max_tokens)
+        return self._prompts.fit(prompt)
 
-    def _fit(self, index: int, prompt: Prompt, max_tokens: int) -> list[int]:
+    def _fit(self, index: int, prompt: Prompt) -> list[int]:
         """Return the ids of one of many prompts; errors name its index."""
         try:
-            return self.fit(prompt, max_tokens).ids
+            return self.fit(prompt).ids
         except ValueError as error:
             error.args = (f"at index {index}, {error}",)
             raise

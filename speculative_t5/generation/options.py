@@ -413,11 +413,7 @@ class DecodingOptions(DraftingOptions):
         "Longest prompt in tokens; a longer one is an error, unless --truncate cuts it.",
         shown="the length in the model's config.json, else 512 for a T5",
     )
-    truncate: bool = in_prompts(
-        False,
-        "Cut prompts that are too long: a T5's at the end, a decoder-only model's at the "
-        "beginning, to leave room for --max-tokens.",
-    )
+    truncate: bool = in_prompts(False, "Cut prompts that are too long, at the end.")
 
 
 @dataclass(frozen=True)

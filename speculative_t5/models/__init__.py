@@ -1,6 +1,5 @@
-"""Forward passes of T5 and decoder-only models, and their key/value caches.
+"""Forward passes of T5 and T5Gemma in plain MLX, and their key/value caches.
 
-`t5` is T5 in plain MLX; `decoder_only` runs mlx-lm's models with the caches of `cache`.
 Imports `decoding`, for the protocols that a model implements, `distributed`, `device` and
 `errors`.
 """
@@ -13,13 +12,9 @@ from .config import (
     T5GEMMA_TYPES,
     Quantization,
     T5Config,
-    is_decoder_only,
     is_t5gemma,
     read_size,
-    refuse_quantized,
-    wrong,
 )
-from .decoder_only import DecoderOnlyModel, build
 from .t5 import T5, EncoderDecoder
 from .t5_draft import (
     MOST_BLOCK,

@@ -256,8 +256,8 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
     kind = model_type(raw)
     if is_decoder_only(raw):
         raise ValueError(
-            f"this is a {kind} (model_type in config.json), which needs no conversion if it "
-            "is decoder-only: give its name or folder to --model as it is"
+            f"this is a {kind} (model_type in config.json), which seems to be a decoder-only "
+            "model, and this package runs encoder-decoders: use mlx-lm"
         )
     if kind == DRAFT_TYPE:
         raise ValueError(
@@ -269,8 +269,7 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
         found = f"{printable(heads[0])} (architectures" if heads else f"{kind} (model_type"
         raise ValueError(
             f"this is a {found} in config.json), expected one of the T5 family, "
-            f"{', '.join([*MODEL_TYPES, *T5GEMMA_TYPES])}, "
-            "or a decoder-only model that generates text"
+            f"{', '.join([*MODEL_TYPES, *T5GEMMA_TYPES])}"
         )
     check_architectures(raw, ARCHITECTURES)
     refuse_quantized(raw, "convert the original, with --quantize")

@@ -339,8 +339,6 @@ class Chat(Completion):
         tokenizer = decoder.tokenizer
         if isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template:
             return [messages]
-        if decoder.model.info.is_decoder_only:
-            raise Refused(400, "the model has no chat template: use /v1/completions")
         return [requests.last_of_user(messages)]
 
     def output(self, text: str) -> dict[str, Any]:

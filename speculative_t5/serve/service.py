@@ -167,7 +167,7 @@ class Service:
         self._check_room(wanted)
         decoder = self.decoder
         try:
-            sources = [decoder.fit(prompt, options.max_tokens).ids for prompt in prompts]
+            sources = [decoder.fit(prompt).ids for prompt in prompts]
         except PromptTooLong as error:
             wrong = f"{error.found}: split the text, or start the server with --truncate"
             raise Refused(400, wrong, param=field) from error

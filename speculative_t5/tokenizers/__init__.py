@@ -5,7 +5,6 @@ are imported where a tokenizer of their kind is made.
 """
 
 from .base import TOKENIZER_FILES, ChatTokenizer, Detokenizer, Tokenizer, pieces, unknown_characters
-from .decoder_only import DecoderOnlyTokenizer
 from .languages import Languages, read_languages
 from .prompt_files import (
     JSON_SUFFIXES,
@@ -20,3 +19,4 @@ from .prompt_files import (
 )
 from .prompts import Prompt, PromptEncoder, PromptTooLong, Source, check_prompts
 from .t5 import ByteTokenizer, has_tokenizer, load_tokenizer
+from .t5gemma import T5GemmaTokenizer

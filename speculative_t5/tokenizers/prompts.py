@@ -60,6 +60,11 @@ class PromptEncoder:
                 f"max_source_length must be at most {limit}, all that the model reads, "
                 f"got {self.max_source_length}"
             )
+        if self.truncate and self.model.info.is_decoder_only:
+            raise ValueError(
+                "truncate cuts a prompt's end, which a decoder-only model goes on from: leave it "
+                "out"
+            )
         if self.chat and self.truncate:
             raise ValueError("truncate would cut into the chat template: leave one of them out")
         if self.to is not None:
@@ -102,12 +107,9 @@ class PromptEncoder:
             raise ValueError(f"prompt ids must be from 0 to {size - 1}, got {bad[0]}")
         return ids
 
-    def fit(self, prompt: Prompt, max_tokens: int) -> Source:
-        """Encode a prompt and cut it, if it may be cut, to what the model can read.
-
-        A cut prompt leaves room for `max_tokens` of output; one that may not be cut is refused.
-        """
-        limit, unknown = self._longest(max_tokens), ""
+    def fit(self, prompt: Prompt) -> Source:
+        """Encode a prompt and cut it, if it may be cut, to what the model can read."""
+        limit, unknown = self.max_source_length or self.model.info.max_source_length, ""
         if isinstance(prompt, str) and len(prompt) > limit * CHARACTERS and not self.truncate:
             # Its tokens would take long to count.
             found = f"the prompt has {len(prompt)} characters, and {limit} tokens is all that"
@@ -119,10 +121,7 @@ class PromptEncoder:
             return Source(ids, 0, unknown, self.trained_length)
         chat = self.chat or any(isinstance(part, Mapping) for part in prompt)
         if self.truncate and not chat:
-            special = self.model.info.special_tokens
-            decoder_only = self.model.info.is_decoder_only
-            keep = keep_end if decoder_only else keep_beginning
-            kept = keep(ids, limit, special)
+            kept = keep_beginning(ids, limit, self.model.info.special_tokens)
             return Source(kept, len(ids) - limit, unknown, self.trained_length)
         found = f"the prompt has {len(ids)} tokens, more than the {limit} that"
         raise self._too_long(found, chat=chat)
@@ -132,23 +131,14 @@ class PromptEncoder:
         own = self.max_source_length is not None
         limit = "max_source_length allows" if own else "the model is made for"
         cut = "truncate=True (--truncate) to cut it, or"
-        if chat:
+        if chat or self.model.info.is_decoder_only:
             advice = "split it"
-        elif self.model.info.is_decoder_only:
-            advice = f"use {cut} split it"
         else:
             advice = (
                 f"use rewrite (the command document) to split it, {cut} max_source_length=N "
                 "(--max-source-length N) to allow more"
             )
         return PromptTooLong(f"{found} {limit}", advice)
-
-    def _longest(self, max_tokens: int) -> int:
-        """Return the most tokens of a prompt; cutting leaves a decoder-only model room to go on."""
-        limit = self.model.info.max_context
-        if self.truncate and self.max_source_length is None and limit is not None:
-            return max(limit // 2, min(limit, limit - max_tokens + 1))
-        return self.max_source_length or self.model.info.max_source_length
 
     def _text_ids(self, prompt: str) -> list[int]:
         if not prompt.strip():
@@ -188,12 +178,6 @@ def keep_beginning(ids: list[int], limit: int, special: Collection[int]) -> list
     """Shorten to `limit` ids: the first ones, then the special one that a text may end with."""
     end = ids[-1:] if ids[-1] in special else []
     return [*ids[: limit - len(end)], *end]
-
-
-def keep_end(ids: list[int], limit: int, special: Collection[int]) -> list[int]:
-    """Shorten to `limit` ids: the last ones, after the special one that a text may begin with."""
-    begin = ids[:1] if ids[0] in special and limit > 1 else []
-    return [*begin, *ids[len(begin) - limit :]]
 
 
 def _parts(prompt: object) -> list[object]:

@@ -1,4 +1,4 @@
-"""Tokenizers of decoder-only models: transformers reads them and fills in chat templates.
+"""Tokenizers of T5Gemma: transformers reads them and fills in chat templates.
 
 The only file that imports transformers.
 """
@@ -15,7 +15,7 @@ from .base import VOCABULARIES, Message, as_vocabulary
 TRANSFORMERS, PROTOBUF, JINJA2 = "transformers>=5", "protobuf>=4", "jinja2>=3.1.6"
 
 
-class DecoderOnlyTokenizer:
+class T5GemmaTokenizer:
     """A tokenizer made by transformers from a folder's files; no code in the folder is run."""
 
     def __init__(self, folder: Path) -> None:
@@ -32,14 +32,8 @@ class DecoderOnlyTokenizer:
         self._known = frozenset(ids.values())
         self.vocabulary: Vocabulary = as_vocabulary(ids, special)
 
-    @property
-    def eos_token_id(self) -> int | None:
-        """The id that ends an output, if the tokenizer names one; `encode` does not append it."""
-        token: int | None = self._backend.eos_token_id
-        return token
-
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text; the begin token goes first unless the text starts with it."""
+        """Return the ids of a text, no EOS; the begin token goes first unless it is there."""
         begun = bool(self._backend.bos_token) and text.startswith(self._backend.bos_token)
         ids: list[int] = self._backend.encode(text, add_special_tokens=not begun)
         return ids
