@@ -1,4 +1,4 @@
-"""The command `distill`: its account, its options from files, and what it refuses."""
+"""The command `distill`: its account, and what it refuses."""
 
 import json
 import re
@@ -22,7 +22,7 @@ SHORT = ("--steps", "4", "--batch-tokens", "200", "--max-tokens", "6", "--dtype"
 
 
 @pytest.fixture(autouse=True)
-def short(quick: None, place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in {"TURNS": 1, "MAX_PROMPTS": 2, "MOST": 2}.items():
         monkeypatch.setattr(judgement, name, value)
     before = {*place.rglob("*")}
@@ -112,10 +112,12 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
     rows = [{"text": s, "completion": s} if i % 2 else {"text": s} for i, s in enumerate(SENTENCES)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     before = {*place.rglob("*")}
-    done = distill(
-        call, data, "--field", "text", "--layers", "2", "--draft-model", "lookup", "--dry-run"
-    )
+    options = ("--layers", "2", "--dry-run")
+    done = distill(call, data, "--prompt-field", "text", *options)
     assert done.code == 0 and {*place.rglob("*")} == before
+    assert distill(call, data, "--field", "text", *options).out == done.out
+    wrong = distill(call, data, *options)
+    wrong.check_error(f"{data}, line 1: no field 'prompt' (found: 'text')")
     lines = done.out.splitlines()
     assert lines[0] == "read 40 lines: 40 usable (2 of them held out), 0 skipped"
     given, wanted = map(int, re.findall(r"\d+", lines[1]))
@@ -124,57 +126,7 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
         "the draft: 2 layers of width 24, 0.0 M parameters of its own, 0.0 MB",
         "training: 2,000 steps of 2,048 tokens, loss ce",
     ]
-    assert lines[4:] == [
-        "compared with: plain decoding and lookup", "output: weights/target-draft"
-    ]  # fmt: skip
-
-
-CONFIGS = {
-    ".toml": 'steps = 7\n"batch-tokens" = 300\nlearning_rate = 1e-3\nloss = "kl"\n',
-    ".json": '{"steps": 7, "batch-tokens": 300, "learning_rate": 1e-3, "loss": "kl"}',
-    ".yaml": "steps: 7\nbatch-tokens: 300\nlearning_rate: 1e-3\nloss: kl\n",
-}
-
-
-@pytest.mark.parametrize("suffix", CONFIGS)
-def test_a_file_gives_options_and_the_command_line_wins(
-    suffix: str, call: Call, prompts: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / f"options{suffix}"
-    path.write_text(CONFIGS[suffix])
-    options = "--dry-run", "--config", str(path)
-    lines = distill(call, prompts, *options).out.splitlines()
-    assert "training: 7 steps of 300 tokens, loss kl" in lines
-    lines = distill(call, prompts, *options, "--loss", "ce", "--minutes", "3").out.splitlines()
-    assert "training: 3 minutes of 300 tokens, loss ce" in lines
-
-
-def test_a_file_with_other_than_options_is_refused(
-    call: Call, prompts: Path, tmp_path: Path
-) -> None:
-    for name, content, found in (
-        ("a.toml", b"step = 7", "a.toml: 'step' is not an option: write steps if"),
-        ("a.json", b'{"zzz": 7}', "a.json: 'zzz' is not an option: leave it out"),
-        ("a.toml", b"config = 'b.toml'", "'config' is not an option"),
-        ("a.toml", b"steps = 'many'", "Invalid value for '--steps'"),
-        ("a.toml", b"steps = true", "Invalid value for '--steps'"),
-        ("a.yaml", b"minutes: [3]", "Invalid value for '--minutes'"),
-        ("a.yaml", b"dry-run: 3", "Invalid value for '--dry-run'"),
-        ("a.json", b'{"batch-tokens": 3, "batch_tokens": 3}', "batch_tokens is there twice"),
-        ("a.json", b"[3]", "a.json is [3], expected names and values"),
-        ("a.json", b"{", "a.json is not JSON"),
-        ("a.toml", b"steps: 7", "a.toml is not TOML"),
-        ("a.yaml", b"loss: kl\na: [1", "a.yaml is not YAML (expected ',' or ']', but got "
-         "'<stream end>' at line 2, column 6)"),
-        ("a.yaml", b"!!python/object/apply:os.getcwd []", "a.yaml is not YAML"),
-        ("a.toml", b"\xff", "a.toml is not UTF-8"),
-        ("a.ini", b"steps = 7", "a.ini has the suffix '.ini', expected .toml, .json"),
-        ("a.toml", b"steps = 0", "steps must be an integer of at least 1, got 0"),
-    ):  # fmt: skip
-        (tmp_path / name).write_bytes(content)
-        done = distill(call, prompts, "--config", str(tmp_path / name))
-        assert done.code == 2 and len(done.err) == 1 and found in done.err[0]
-        check_message(done.err[0].removeprefix("error: "))
+    assert lines[4:] == ["output: weights/target-draft"]
 
 
 BAD = {
@@ -194,12 +146,10 @@ BAD = {
     ("--model", "absent"): "is named 'absent'",
     ("--model", "bert"): "this is a bert (model_type in config.json)",
     ("--model", "made"): "made is a draft for target, whose encoder it shares",
-    ("--draft-model", "other"): "target and draft must share a tokenizer: the target's has 220",
     ("--start-from", "other"): "other is a whole model, expected a draft that `distill` has made",
     ("--learning-rate", "nan"): "learning_rate must be above 0 and finite, got nan",
     ("--field", "text"): "is text, whose lines have no fields",
     ("--format", "csv"): "--format must be text or jsonl, got 'csv'",
-    ("--config", "absent.toml"): "absent.toml: No such file or directory",
 }
 
 

@@ -34,7 +34,7 @@ from messages import check_message
 from test_sharing import TARGETS, make_target
 
 # Weights are compared byte for byte.
-pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("quick")]
+pytestmark = pytest.mark.cpu
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ for kill in kills:
 @pytest.mark.forks
 def test_a_run_killed_many_times_gives_the_same_bytes(whole: Path, tmp_path: Path) -> None:
     output = tmp_path / "draft"
-    places = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    places = os.pathsep.join(str(REPOSITORY / each) for each in (".", "tests", "scripts"))
     kills = [f"{kind} {at}" for kind, at, _ in KILLS]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(output), *kills],

@@ -138,8 +138,7 @@ def judgement(*ratios: float, **changes: Any) -> Judgement:
         "target": "big", "draft": "small", "held_out": 10, "held_out_tokens": 1200,
         "agreement": 0.9, "by_place": [0.9, 0.8], "tokens_per_pass": [1.9, 2.6, 2.6],
         "unmeasured": None, "prompts": 8, "turns": 3, "max_tokens": 64, "plain": 100.0,
-        "speeds": speeds(*ratios), "previous": None, "previous_speeds": [],
-        "machine": "CPU", "dtype": "float32", "made_by": {"steps": 2000},
+        "speeds": speeds(*ratios), "machine": "CPU", "dtype": "float32", "made_by": {"steps": 2000},
     }  # fmt: skip
     return Judgement(**made | changes)
 
@@ -153,10 +152,10 @@ def test_a_speed_is_a_median_of_ratios_within_turns() -> None:
         return [replace(run, seconds=factor * run.seconds) for run in runs]
 
     turns = [
-        {"plain": slower(plain, by), "new 3": slower(drafted, of_drafts)}
+        {"plain": slower(plain, by), "3": slower(drafted, of_drafts)}
         for by, of_drafts in ((1, 1), (2, 2), (4, 1))
     ]
-    found = speed_of(turns, "new 3")
+    found = speed_of(turns, 3)
     assert (found.num_draft, found.tokens_per_second) == (3, 4.0)
     assert found.speedup == pytest.approx(4 / 1.5)
     assert found.tokens_per_pass == 6 / 3 and found.same == 2
@@ -180,21 +179,18 @@ def test_prompts_are_as_many_as_there_is_time_for(
     assert found.prompts == count
 
 
-@pytest.mark.parametrize("before", [None, "lookup"])
-def test_everything_is_measured(
-    target: T5, quick: None, before: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small: Any = tiny_draft(target, block=int(bool(before)))
+@pytest.mark.parametrize("block", [0, 1])
+def test_everything_is_measured(target: T5, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    small: Any = tiny_draft(target, block=block)
     for name, value in {"TURNS": 2, "MAX_PROMPTS": 2}.items():
         monkeypatch.setattr(judging, name, value)
     seen: list[tuple[int, int]] = []
     found = judge(
-        Task(target, None, "big", before, "old"), small, "small", JUDGED, KNOWN,
+        Task(target, None, "big"), small, "small", JUDGED, KNOWN,
         max_tokens=10, max_seconds=900.0, made_by={"layers": 1},
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
-    ways = 10 + 9 * bool(before)
-    total = ways + 2 * (1 + 9 * bool(before) + 2 * (10 + 2 * bool(before)))
+    total = 10 + 2 * (1 + 2 * 10)
     assert seen == [(done, total) for done in range(1, total + 1)]
     assert [speed.num_draft for speed in found.speeds] == [*range(1, MOST + 1), "auto"]
     assert found.prompts == 2 and {speed.same for speed in found.speeds} == {2}
@@ -203,13 +199,6 @@ def test_everything_is_measured(
     passes = sum(each.emitted for each in stats) / sum(each.rounds for each in stats)
     assert found.speeds[2].tokens_per_pass == passes
     assert found.plain > 0 and found.best and found.auto
-    if before:
-        assert found.previous == "old"
-        best, auto = found.previous_speeds
-        assert best.num_draft in range(1, MOST + 1) and auto.num_draft == "auto"
-        assert "The draft in use before, old, gives" in found.as_markdown()
-    else:
-        assert (found.previous, found.previous_speeds) == (None, [])
 
 
 def test_outputs_of_one_token_leave_nothing_to_measure(target: T5) -> None:
@@ -236,15 +225,6 @@ def test_the_verdict_is_by_the_best_number_or_auto() -> None:
         "the best fixed number, and 1.00 times with --num-draft auto; distill from more prompts or "
         "for more steps, or try --draft-model lookup."
     )
-
-
-def test_the_draft_in_use_before_is_compared() -> None:
-    for other, said in {1.8: "which is faster: keep it", 1.5: "as fast", 1.2: "1.25 times"}.items():
-        before = [Speed(4, 100 * other, other, 2.0, 8), Speed("auto", 100.0, 1.0, 2.0, 8)]
-        found = judgement(1.5, 1.5, previous="old", previous_speeds=before)
-        assert f"old, gives {other:.2f} times with --num-draft 4" in found.notes[0]
-        assert said in found.notes[0]
-        assert ["old, 4", "2.00"] in [row[:2] for row in cells(found.as_markdown())]
 
 
 def test_notes_say_what_limits_the_figures() -> None:

@@ -1,11 +1,11 @@
 """The prompt loop: what it shows, and what it makes of each line."""
 
-import re
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder
@@ -67,7 +67,6 @@ def test_options_are_set_by_name(repl: Conversation, say: Say) -> None:
         ("/set num_draft", "/set takes a name and a value, got 'num_draft'"),
         ("/frobnicate", "there is no command '/frobnicate': use /set"),
         ("/stats", "there are no statistics yet: give a prompt first"),
-        ("/compare", "there is nothing to compare yet: give a prompt"),
     ],
 )
 def test_a_bad_line_changes_nothing(repl: Conversation, line: str, message: str) -> None:
@@ -91,40 +90,32 @@ def test_the_prefix_goes_before_each_prompt(repl: Conversation, say: Say) -> Non
     assert say(PROMPT) == bare
 
 
-def test_a_person_may_leave_out_the_slash(repl: Conversation, say: Say) -> None:
+def test_a_person_may_leave_out_the_slash(
+    repl: Conversation, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    fit = SpeculativeDecoder.fit
+
+    def watched(decoder: SpeculativeDecoder, prompt: Any) -> Any:
+        read.extend([prompt] if isinstance(prompt, str) else [])
+        return fit(decoder, prompt)
+
+    monkeypatch.setattr(SpeculativeDecoder, "fit", watched)
     say("/set show_drafts off")
     for word in ("exit", "quit", "help"):
-        assert say(word) and repl.prompt == word, "it may come from a file"
+        assert say(word) and read[-1] == word, "it may come from a file"
     repl.typed = True
     for word in ("exit", "quit", "help"):
         for line, prompt in ((f" {word}", word), (f"//{word}", f"/{word}"), (f"{word} it",) * 2):
-            assert say(line) and repl.prompt == prompt
+            assert say(line) and read[-1] == prompt
     text = say("help ")
     assert text == say("/help")
-    for command in ("/set", "/prefix", "/stats", "/compare", "/help", "/quit"):
+    for command in ("/set", "/prefix", "/stats", "/help", "/quit"):
         assert command in "\n".join(text)
     expected = repl.decoder.generate("/quit", max_tokens=12).text
     assert "\n".join(say("//quit")) == expected
     assert not any(repl.handle(line) for line in ("exit", "quit", "/exit", "/quit"))
-    assert repl.prompt == "/quit"
-
-
-def test_compare_decodes_the_last_prompt_both_ways(repl: Conversation, say: Say) -> None:
-    say("/set num_draft 3")  # "auto" may find that plain decoding is faster
-    say(PROMPT)
-    plain, text, speculative, again, verdict = say("/compare")
-    assert text == again == repl.decoder.generate(PROMPT, max_tokens=12).text
-    assert re.fullmatch("plain: .*- no draft( - cut at --max-tokens 12)?", plain)
-    assert ("cut at" in plain) == ("cut at" in speculative)
-    assert re.match("speculative: .*of drafts accepted", speculative)
-    assert re.fullmatch(r"speculative is [0-9.]+x plain; the outputs are the same", verdict)
-    assert len(repl.done) == 1, "a comparison does not count as an output"
-    say("/set temperature 1.5")
-    assert say("/compare Another text.")[-1].endswith("the outputs are the same")
-    say("/set verify token")
-    lines = say("/compare Another text.")
-    assert repl.prompt == "Another text."
-    assert lines[-1].endswith("the outputs differ, as samples do")
+    assert read[-1] == "/quit"
 
 
 def test_stats_cover_the_last_output_and_all(repl: Conversation, say: Say) -> None:
@@ -141,10 +132,9 @@ def test_stats_cover_the_last_output_and_all(repl: Conversation, say: Say) -> No
 def test_an_interrupted_output_leaves_the_session_as_it_was(
     repl: Conversation, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # While an output is shown, while "auto" begins before it, and while two are compared.
+    # While an output is shown, and while "auto" begins before it.
     for module, name, line in (
         (terminal, "show", PROMPT), (SpeculativeDecoder, "stream", PROMPT),
-        (SpeculativeDecoder, "generate", f"/compare {PROMPT}"),
     ):  # fmt: skip
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(module, name, Mock(side_effect=KeyboardInterrupt))

@@ -138,15 +138,3 @@ def test_hovering_shows_round_and_probabilities() -> None:
     bare = dataclasses.replace(DONE, probabilities=None)
     assert tokens(bare)[1][2] == "round 1: recovered\nid 6"
     assert "probabilities=True" in bare._repr_html_()
-
-
-def test_the_chart_has_a_bar_for_each_round() -> None:
-    rows = ((1, 1), (2, 3), (3, 2))
-    titles = [f"round {i}: {n} of 3 drafted tokens accepted" for i, n in rows]
-    assert [title.text for title in read(DONE).iter("title")] == titles
-    bars = [
-        (float(bar.attrib["y"]), float(bar.attrib["height"])) for bar in read(DONE).iter("rect")
-    ]
-    assert bars[::2] == [(4, 60)] * 3 and bars[1::2] == [(44, 20), (4, 60), (24, 40)]
-    plain = Generation("a", [5], "length", Stats((0,), (0,), (0,), 1, 0.1), ("a",))
-    assert "<svg" not in plain._repr_html_()

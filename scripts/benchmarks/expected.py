@@ -20,10 +20,10 @@ from typing import Any
 from unittest.mock import patch
 
 from speculative_t5.bench.synthetic import SHAPES
-from speculative_t5.checkpoints.inspection import ways
+from speculative_t5.checkpoints.conversion import new_layout, num_bytes, quantized
 from speculative_t5.checkpoints.t5 import parameter_shapes
 from speculative_t5.decoding import LanguageModel
-from speculative_t5.models import ModelConfig, T5Config, T5GemmaConfig, new_model
+from speculative_t5.models import ModelConfig, Quantization, T5Config, T5GemmaConfig, new_model
 
 import mlx.core as mx
 from simulated_devices import Curve, mac_in_steps, mac_of_two_kernels
@@ -200,12 +200,23 @@ def rows() -> Iterator[tuple[str, ...]]:
             )  # fmt: skip
 
 
+def memory(config: ModelConfig) -> int:
+    """Return the bytes of a model, and of the keys and values of 512 source and 256 output tokens.
+
+    All are in 16 bits, except matrices that are quantized.
+    """
+    cached = 2 * config.num_decoder_layers * config.num_key_heads * config.d_kv * (512 + 256)
+    return num_bytes(new_layout(config, mx.bfloat16)) + cached * ITEM
+
+
 def gemma_rows() -> Iterator[tuple[str, ...]]:
     """Yield a row for each published T5Gemma, and its draft: a smaller one of its generation."""
     for name, target, (draft_name, draft) in GEMMAS:
-        memory = {size.options: size.memory["bfloat16"] / 1e9 for size in ways(target, {})}
         row = [name, f"{weights(target, in_a_pass=False) / 1e6:,.0f} M"]
-        row += [f"{memory[way]:.1f} GB" for way in ("--dtype bfloat16", "--quantize 4")]
+        row += [
+            f"{memory(config) / 1e9:.1f} GB"
+            for config in (target, quantized(target, Quantization(4)))
+        ]
         row.append(draft_name)
         for chip in CHIPS:
             if chip.name not in TWO:

@@ -27,7 +27,7 @@ TITLES = {
 }
 BENCH_HEAD = (
     "acceptance asked for", "", "tokens/s", "ms a round", "drafting", "verifying", "accepted",
-    "speed-up", "theory", "same output",
+    "speed-up", "same output",
 )  # fmt: skip
 COMPARE_HEAD = (
     "acceptance asked for", "", "device", "type", "tokens/s", "least to most", "over ours plain",
@@ -148,8 +148,7 @@ def bench_body(group: Sequence[Step], folder: Path) -> Iterator[str]:
                     f"{result.get('acceptance', '')}", name, f"{row['tokens_per_second']:.0f}",
                     f"{row['round_ms']:.2f}", f"{row['draft_ms']:.2f}", f"{row['verify_ms']:.2f}",
                     f"{row['acceptance']:.2f}" if row["acceptance"] else "",
-                    f"{row['speedup']:.2f}", f"{row['theory']:.2f}",
-                    f"{row['same']}/{row['outputs']}",
+                    f"{row['speedup']:.2f}", f"{row['same']}/{row['outputs']}",
                 )  # fmt: skip
 
     yield from as_table(BENCH_HEAD, rows())

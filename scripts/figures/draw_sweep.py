@@ -1,4 +1,4 @@
-"""Draw what `bench` measured: speed-up, forward passes and theory against drafted tokens.
+"""Draw what `bench` measured: speed-up and forward passes against drafted tokens.
 
     python -m speculative_t5 bench --turns 9 --json | python scripts/figures/draw_sweep.py sweep.png
 
@@ -22,7 +22,6 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     axes = figure.subplots()
     for key, style, color, label in (
         ("forwards", "o:", "C3", "in forward passes"),
-        ("theory", "o--", "0.55", "theory, in time"),
         ("speedup", "o-", "C0", "measured, in time"),
     ):
         axes.plot([*fixed], [row[key] for row in fixed.values()], style, color=color, label=label)

@@ -8,7 +8,7 @@
 from .conversion import convert
 from .hub import find_cached
 from .inspection import Listed, as_lines, inspect, list_models
-from .loading import DTYPES, as_dtype, default_type_of, load, locate
+from .loading import DTYPES, as_dtype, default_type_of, load, locate, read_tokenizer
 from .model_folder import (
     ModelFolder,
     convert_command,
@@ -17,9 +17,8 @@ from .model_folder import (
     name_of_folder,
     named_draft,
     new_folder,
-    weights_folders,
 )
 from .t5 import open_checkpoint
 from .t5_draft import load_draft, save_draft
-from .tasks import RENAMED, read_task
+from .tasks import read_task
 from .tensors import dtype_name

@@ -5,7 +5,6 @@ LoRA (arXiv 2106.09685) adds to a weight the product of two narrow matrices, (al
 length of its own.
 """
 
-import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -24,13 +23,11 @@ AGAIN = "download or save the adapter again"
 MOST_ALPHA = 10**6
 LONGEST = 255  # characters of a base's name or path
 # Settings by which an adapter computes something else than what is merged here.
-NOT_OFFERED = ("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication",
-               "lora_bias", "monteclora_config", "target_parameters", "trainable_token_indices",
-               "use_bdlora", "use_qalora", "velora_config")  # fmt: skip
+NOT_OFFERED = ("alora_invocation_tokens", "alpha_pattern", "arrow_config", "kasa_config",
+               "layer_replication", "lora_bias", "monteclora_config", "target_parameters",
+               "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config")  # fmt: skip
 # Beginnings that moved a part of the base's weights into the adapter.
 TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
-# A pattern from a file must not take long to match: three repetitions at most, none of a group.
-SAFE = re.compile(r"(?!(.*[*+?{]){4})(?!.*\)[*+?{]).{1,200}")
 EMBEDDING_A, EMBEDDING_B, LENGTHS = "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"
 _PART = re.compile(rf"(.+)\.(lora_A|lora_B|{EMBEDDING_A}|{EMBEDDING_B}|{LENGTHS})(?:\.weight)?")
 
@@ -39,7 +36,6 @@ _PART = re.compile(rf"(.+)\.(lora_A|lora_B|{EMBEDDING_A}|{EMBEDDING_B}|{LENGTHS}
 class Change:
     """What an adapter does to one weight: puts another one in its place, adds to it, or both."""
 
-    module: str  # the part of the trained model that has the weight
     whole: StoredTensor | None = None
     parts: dict[str, StoredTensor] = field(default_factory=dict)  # lora_A (r, columns) and so on
 
@@ -105,8 +101,7 @@ class Adapter:
             # An embedding is stored whole beside what is added to it.
             name = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
             part = _PART.fullmatch(name)
-            module = part[1] if part else name.rpartition(".")[0]
-            change = found.setdefault(f"{module}.weight" if part else name, Change(module))
+            change = found.setdefault(f"{part[1]}.weight" if part else name, Change())
             if part:
                 change.parts[part[2]] = tensor
             else:
@@ -141,32 +136,18 @@ class Adapter:
             merged[name] = stored
             if shapes:
                 rank = next(iter(shapes.values()))[0]
-                scale = self._alpha(change.module) / (
-                    math.sqrt(rank) if self.config.get("use_rslora") else rank
-                )
+                scale = self._alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
                 merged[name] = Merged(stored.shape, stored.dtype, stored.open, change, scale)
         return merged
 
-    @cached_property
-    def _patterns(self) -> list[tuple[re.Pattern[str], Any]]:
-        """Patterns for the names of modules, each with its alpha."""
-        found = self.config.get("alpha_pattern") or {}
-        if isinstance(found, dict) and all(map(SAFE.fullmatch, found)):
-            with contextlib.suppress(re.error, OverflowError):
-                return [(re.compile(rf"(.*\.)?({each})$"), found[each]) for each in found]
-        raise ValueError(
-            f"{self.folder.path / ADAPTER_CONFIG}: alpha_pattern is {shown(found)}, expected names "
-            "or simple patterns, each with a number"
-        )
-
-    def _alpha(self, module: str) -> float:
-        """Return the alpha of the first pattern that fits a module, or else the common one."""
-        common: Any = self.config.get("lora_alpha")
-        found = next((value for each, value in self._patterns if each.match(module)), common)
+    @property
+    def _alpha(self) -> float:
+        """The factor of what is added to each weight, before it is divided by the rank."""
+        found: Any = self.config.get("lora_alpha")
         if type(found) not in (int, float) or not abs(found) <= MOST_ALPHA:
             raise ValueError(
-                f"{self.folder.path / ADAPTER_CONFIG}: alpha is {shown(found)}, expected a number "
-                f"up to {MOST_ALPHA:,}"
+                f"{self.folder.path / ADAPTER_CONFIG}: lora_alpha is {shown(found)}, expected a "
+                f"number up to {MOST_ALPHA:,}"
             )
         return float(found)
 

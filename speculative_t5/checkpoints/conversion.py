@@ -103,7 +103,7 @@ def convert(
         if not source.is_adapter:
             if wanted:  # refused, if it is, before the download
                 quantized(source.model_config(), wanted)
-            download(model, source, files, note=note)
+            download(model, source, files)
             extra["converted_from"] = made | {"commit": source.path.name}
     if source is None or source.is_adapter or adapter is not None:
         if revision is not None:
@@ -153,7 +153,8 @@ def _config_json(config: ModelConfig, source: ModelFolder) -> dict[str, Any]:
 
 def _own_settings(source: ModelFolder) -> dict[str, Any]:
     """Return the settings that a config.json has beside the model's own: ours, and of tasks."""
-    checked = {name: getattr(source, name) for name in ("prefix", "draft", "min_probability")}
+    names = ("prefix", "draft", "min_probability", "corrects")
+    checked = {name: getattr(source, name) for name in names}
     others = (TASKS, "languages", "trained_length", "tokenizer_class", "split_special_tokens")
     own = checked | {name: source.config.get(name) for name in others}
     return {name: value for name, value in own.items() if value}

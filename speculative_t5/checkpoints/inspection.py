@@ -1,8 +1,7 @@
-"""Reports what a checkpoint is and what converting it takes, without converting it."""
+"""Reports what a checkpoint is, without converting it, and which models are here."""
 
-import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,29 +10,16 @@ import mlx.core as mx
 from ..decoding import Vocabulary
 from ..device import DefaultType, default_type
 from ..errors import printable
-from ..models import ModelConfig, Quantization, T5Config
+from ..models import ModelConfig, T5Config
 from ..tokenizers import ByteTokenizer, Tokenizer
 from .adapters import Adapter
-from .conversion import new_layout, num_bytes, num_parameters, quantized
+from .conversion import num_parameters
 from .hub import look_up
-from .loading import DTYPES, locate, resolved
+from .loading import locate, resolved
 from .model_folder import ModelFolder, model_folders
 from .t5 import open_checkpoint
 from .t5_draft import inspect_draft
 from .tensors import dtype_name
-
-COMPUTED = ("float32", "bfloat16")  # the types that the memory to run is reported for
-SOURCE_TOKENS, OUTPUT_TOKENS = 512, 256  # and the tokens
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a model converted with some options, in bytes."""
-
-    options: str  # of the command, for example "--quantize 8"; "as it is" for none
-    file: int  # weights.npz
-    # To run it, for each type to compute in: weights, and keys and values for those tokens.
-    memory: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -62,7 +48,6 @@ class Inspection:
     vocabulary: Vocabulary
     num_parameters: int
     stored: tuple[str, ...]  # the types of its tensors; empty for a repository
-    sizes: tuple[Sizes, ...]  # for each way to convert it; none if it is quantized already
     default_type: DefaultType  # of a repository, as if it were stored in float32
     drafts: list[Listed]
 
@@ -88,7 +73,6 @@ def inspect(model: str, *, adapter: str | None = None, revision: str | None = No
         vocabulary=tokenizer.vocabulary,
         num_parameters=count,
         stored=_names(kinds.values()),
-        sizes=() if config.quantization else tuple(ways(config, kinds)),
         default_type=chosen,
         drafts=_drafts(target, folder.draft, _find_models()),
     )
@@ -176,30 +160,6 @@ def family(config: ModelConfig, tokenizer: Tokenizer) -> str:
     return "T5 v1.1 (as flan-t5, coedit)" if config.gated else "T5 v1.0"
 
 
-def ways(config: ModelConfig, kinds: dict[str, mx.Dtype]) -> Iterator[Sizes]:
-    """Yield the ways to convert a model, and the sizes of each; `kinds` are the stored types."""
-    inner = config.num_key_heads * config.d_kv
-    cached = 2 * config.num_decoder_layers * inner * (SOURCE_TOKENS + OUTPUT_TOKENS)
-
-    def sizes(
-        options: str, config: ModelConfig, stored: mx.Dtype | Mapping[str, mx.Dtype]
-    ) -> Sizes:
-        memory = {
-            name: num_bytes(new_layout(config, DTYPES[name])) + cached * DTYPES[name].size
-            for name in COMPUTED
-        }
-        return Sizes(options, num_bytes(new_layout(config, stored)), memory)
-
-    if kinds:
-        yield sizes("as it is", config, kinds)
-    for name in COMPUTED:
-        yield sizes(f"--dtype {name}", config, DTYPES[name])
-    for bits in (8, 4):
-        with contextlib.suppress(ValueError):  # no matrix has whole groups: not an option here
-            small = quantized(config, Quantization(bits))
-            yield sizes(f"--quantize {bits}", small, kinds or mx.float32)
-
-
 def as_lines(found: Inspection) -> Iterator[str]:
     """Yield the lines of a report for people."""
     config = found.config
@@ -216,16 +176,7 @@ def as_lines(found: Inspection) -> Iterator[str]:
     yield f"  parameters  {found.num_parameters / 1e6:.1f} million, {stored}"
     if config.quantization:
         yield f"  quantized   to {config.quantization}"
-    if found.sizes:
-        yield f"  {'':18} {'to write':>10}  to run in {'  '.join(found.sizes[0].memory)}"
-    for way in found.sizes:
-        run = "".join(f"{size / 1e9:9.3f} GB" for size in way.memory.values())
-        yield f"  {way.options:18} {way.file / 1e9:7.3f} GB      {run}"
+    dtype, reason = found.default_type
+    yield f"  computes    in {dtype_name(dtype)} on this device by default: {reason}"
     drafts = [f"{d.folder} ({d.num_parameters / 1e6:.1f} million)" for d in found.drafts]
     yield f"  drafts      {', '.join(drafts) or 'none that shares its tokenizer is here'}"
-    if found.sizes:
-        dtype, reason = found.default_type
-        yield (
-            f"To run: weights, and keys and values of {SOURCE_TOKENS} source and {OUTPUT_TOKENS} "
-            f"output tokens. On this device {dtype_name(dtype)} is the default: {reason}."
-        )

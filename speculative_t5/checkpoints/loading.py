@@ -99,15 +99,22 @@ def load(
         )
     if folder.kind == "t5-draft":
         return load_draft(folder.path, target), None
-    prefix, least, trained = folder.prefix, folder.min_probability, folder.trained_length
-    tokenizer: Any
+    least = folder.min_probability
     model, tokenizer = _load_t5(folder, computed, group)
-    tokenizer.prefix = prefix
-    tokenizer.languages = read_languages(folder.config, tokenizer.vocabulary)
-    # Of madlad400, which alone has such tokens, its authors say so.
-    tokenizer.trained_length = trained or (128 if tokenizer.vocabulary.languages else None)
     model.min_probability = least or 0.0
     return model, tokenizer
+
+
+def read_tokenizer(folder: ModelFolder) -> Any:
+    """Load a model's tokenizer alone, with what `load` adds to it."""
+    prefix, corrects = folder.prefix, folder.corrects  # refused before files are read
+    tokenizer: Any = folder.tokenizer()
+    tokenizer.prefix, tokenizer.corrects = prefix, corrects
+    tokenizer.languages = read_languages(folder.config, tokenizer.vocabulary)
+    # Of madlad400, which alone has such tokens, its authors say so.
+    known = 128 if tokenizer.vocabulary.languages else None
+    tokenizer.trained_length = folder.trained_length or known
+    return tokenizer
 
 
 def default_type_of(folder: ModelFolder) -> DefaultType:
@@ -223,9 +230,9 @@ def _find(name_or_path: str | Path, *, to_merge: bool = False) -> Path:
 def _load_t5(
     folder: ModelFolder, asked: mx.Dtype | None, group: mx.distributed.Group | None
 ) -> tuple[EncoderDecoder, Tokenizer]:
+    tokenizer = read_tokenizer(folder)
     checkpoint = open_checkpoint(folder)
     dtype = asked or checkpoint.default_type.dtype
-    tokenizer = folder.tokenizer()
     if dtype == mx.float16 and checkpoint.config.gated:
         warnings.warn(
             "float16 overflows in gated feed-forwards, as of flan-t5 and T5Gemma; use bfloat16",

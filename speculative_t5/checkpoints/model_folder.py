@@ -107,6 +107,18 @@ class ModelFolder:
         return read_size(self.config, name) if name in self.config else None
 
     @property
+    def corrects(self) -> list[str] | None:
+        """The codes of the languages whose texts the model corrects, if it says so."""
+        found = self.config.get("corrects")
+        codes = found if isinstance(found, list) else []
+        if found is not None and not (codes and all(isinstance(each, str) for each in codes)):
+            raise ValueError(
+                f"corrects in {self.path / 'config.json'} is {shown(found)}, expected a list of "
+                "languages' codes, such as en"
+            )
+        return found
+
+    @property
     def min_probability(self) -> float | None:
         """The least probability of a change that a rewritten text keeps; see `rewrite`."""
         found = self.config.get("min_probability")

@@ -1,4 +1,4 @@
-"""The `bench` command: how fast decoding is on this machine, and how near to its bound."""
+"""The `bench` command: how fast decoding is on this machine."""
 
 import json
 import os
@@ -168,13 +168,13 @@ def _replaying(
 def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
     draft = f", {model_name(result['draft'])} drafts" if result["draft"] else ""
     names = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
-               "forwards", "speed-up", "theory", "efficiency", "same output")  # fmt: skip
+               "forwards", "speed-up", "same output")  # fmt: skip
     rows = [
         (
             r.name, f"{r.tokens_per_second:.0f}", f"{r.round_ms:.2f}", f"{r.draft_ms:.2f}",
             f"{r.verify_ms:.2f}", f"{r.other_ms:.2f}", f"{r.waits:.2f}",
             f"{r.acceptance:.2f}" if r.acceptance else "-", f"{r.forwards:.2f}",
-            f"{r.speedup:.2f}", f"{r.theory:.2f}", f"{r.efficiency:.2f}", f"{r.same}/{r.outputs}",
+            f"{r.speedup:.2f}", f"{r.same}/{r.outputs}",
         )
         for r in reports
     ]  # fmt: skip
@@ -186,7 +186,6 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
         *lines,
         "forwards: how many times fewer forward passes of the target, per token, than plain\n"
         "speed-up: per token over plain, of rounds without the first ones, which read prompts\n"
-        "theory: what fewer forwards and bare passes would give; efficiency: one over the other\n"
         "draft, verify, other: parts of a round, measured apart with a second wait",
     ]
 

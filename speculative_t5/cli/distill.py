@@ -1,56 +1,29 @@
 """The command `distill`: a draft for a target of one's own."""
 
-import difflib
-import json
 import math
 import os
 import shlex
 import time
-import tomllib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import cast
 
 import typer
 from tqdm import tqdm
 
 from .. import distill as distilling
 from ..checkpoints import find_folder, load, name_of_folder, new_folder
-from ..decoding import LanguageModel
-from ..errors import check_utf8, count, decoded, first_line, option, shown
-from ..generation import SpeculativeDecoder
+from ..errors import check_utf8, count, option
 from ..models import SharingDraft
-from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder
-from .options import OF_DECODERS, draft_of, in_output, is_given, with_options
+from ..tokenizers import PROMPT_FIELD, Format, PromptEncoder
+from .options import OF_DECODERS, in_output, with_options
 from .terminal import note, visible
 
 EVERY = 30  # seconds between lines where there is no terminal
 RECENT = 20  # steps whose mean loss is shown
 UNITS = {"training": " steps", "judging": " outputs"}  # of bars, otherwise prompts
-
-
-def _read_options(ctx: typer.Context, name: str | None) -> str | None:
-    """Let a TOML, JSON or YAML file give the defaults of options, with - or _ in their names."""
-    if name is None:
-        return None
-    path = Path(name)
-    names = {each.opts[0].strip("-").replace("-", "_"): each.name for each in ctx.command.params}
-    del names["config"]
-    options: dict[str, Any] = {}
-    for key, value in _parsed(path).items():
-        option = str(key).replace("-", "_")
-        if option not in names:
-            near = difflib.get_close_matches(option, names, 1)
-            advice = f"write {near[0]} if you meant that" if near else "leave it out"
-            raise ValueError(f"{path}: {shown(key)} is not an option: {advice}")
-        if names[option] in options:
-            raise ValueError(f"{path}: {option} is there twice: leave one of them out")
-        if value is not None:
-            options[names[option]] = str(value).lower() if isinstance(value, bool) else str(value)
-    ctx.default_map = options  # which typer reads as if they were typed
-    return name
 
 
 @with_options
@@ -67,36 +40,23 @@ def distill(
         "or a folder with a train and optionally a valid file.",
     ),
     output: Path | None = option(None, "Folder to write.", shown="<name of the target>-draft"),
-    training: Annotated[dict[str, Any], distilling.DistillOptions],
+    options: distilling.DistillOptions,
     prefix: str | None = OF_DECODERS["prefix"],
     to: str | None = OF_DECODERS["to"],
     from_: str | None = OF_DECODERS["from_"],
-    field: str = option(PROMPT_FIELD, "Field of each JSON object that holds the prompt."),
+    prompt_field: str = option(PROMPT_FIELD, "Field of each JSON object that holds the prompt."),
     format: str | None = option(
         None,
         "Format of the data: text or jsonl.",
-        shown=f"jsonl for names that end in {', '.join(JSON_SUFFIXES)}",
+        shown="jsonl for names that end in .jsonl, .ndjson, .json",
     ),
     max_source_length: int | None = OF_DECODERS["max_source_length"],
     dtype: str | None = OF_DECODERS["dtype"],
-    draft_model: str | None = option(
-        None,
-        "Draft to compare with: a folder, a name, or lookup.",
-        shown="the draft named in the target's config.json, if any",
-    ),
     start_from: str | None = option(
         None,
         "Draft of this target to train further: a folder or a name.",
         shown="copies of the target's layers",
     ),
-    config: Annotated[
-        str | None,
-        typer.Option(
-            help="TOML, JSON or YAML file with any of these options; the command line wins.",
-            is_eager=True,
-            callback=_read_options,
-        ),
-    ] = None,
     dry_run: bool = in_output(False, "Read the data and describe the run; write nothing."),
 ) -> None:
     """Train a draft for a T5 or T5Gemma from prompts alone.
@@ -104,10 +64,6 @@ def distill(
     The draft learns the target's own outputs. A run that was stopped resumes when the same command
     is run again.
     """
-    typed = [name for name in ("steps", "minutes") if is_given(ctx, name)]
-    if len(typed) == 1:  # it replaces the other one in the file of options
-        training["minutes" if typed == ["steps"] else "steps"] = None
-    options = distilling.DistillOptions(**training)
     check_utf8("--prefix", prefix or "")
     if format not in (None, "text", "jsonl"):
         raise ValueError(f"--format must be text or jsonl, got {format!r}")
@@ -125,21 +81,15 @@ def distill(
         target, tokenizer, prefix=prefix, to=to, from_=from_, max_source_length=max_source_length
     )
     prompts = distilling.read_data(
-        data, encoder, tokenizer, field=field, form=cast(Format | None, format),
+        data, encoder, tokenizer, field=prompt_field, form=cast(Format | None, format),
         seed=options.seed, max_tokens=options.max_tokens,
     )  # fmt: skip
-    previous = draft_of(model, draft_model)
-    previous_name = Path(previous).name if previous else ""
-    draft: LanguageModel | Literal["lookup"] | None = "lookup" if previous == "lookup" else None
-    if previous and draft is None:
-        draft = load(previous, dtype=target.dtype, target=target)[0]
-    SpeculativeDecoder(target, draft, tokenizer)  # which refuses drafts that do not fit
-    task = distilling.Task(target, tokenizer, name, draft, previous_name, start)
+    task = distilling.Task(target, tokenizer, name, start)
     if dry_run:
         print("\n".join(_plan(task, options, prompts, output)))
         return
     read_by = {
-        "prefix": encoder.prefix, "field": field, "format": format,
+        "prefix": encoder.prefix, "field": prompt_field, "format": format,
         "max_source_length": max_source_length,
     }  # fmt: skip
     stages = Stages()
@@ -241,39 +191,5 @@ def _plan(
     )
     steps = f"{options.num_steps:,} steps" if options.num_steps else f"{options.minutes:g} minutes"
     yield f"training: {steps} of {options.batch_tokens:,} tokens, loss {options.loss}"
-    other = task.previous_name
-    yield f"compared with: plain decoding{f' and {other}' if other else ''}"
     begun = distilling.RunFolder(output).path
     yield f"output: {output}" + (f", resuming the run in {begun}" if begun.exists() else "")
-
-
-def _parsed(path: Path) -> Mapping[Any, Any]:
-    parsers: dict[str, tuple[str, Callable[[str], Any]]] = {
-        ".toml": ("TOML", tomllib.loads),
-        ".json": ("JSON", json.loads),
-        ".yaml": ("YAML", _parse_yaml),
-        ".yml": ("YAML", _parse_yaml),
-    }
-    if path.suffix not in parsers:
-        raise ValueError(f"{path} has the suffix {path.suffix!r}, expected {', '.join(parsers)}")
-    kind, parse = parsers[path.suffix]
-    text = decoded(path.read_bytes(), str(path))
-    try:
-        found = parse(text)
-    except (ValueError, RecursionError) as error:  # of any of the parsers
-        raise ValueError(f"{path} is not {kind} ({first_line(error)}): check the file") from error
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{path} is {shown(found)}, expected names and values of options")
-    return found
-
-
-def _parse_yaml(text: str) -> Any:
-    import yaml
-
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{problem or first_line(error)}{where}") from error
-    return {} if found is None else found

@@ -28,7 +28,6 @@ def doctor(
     draft_model: str | None = OF_DECODERS["draft_model"],
     dtype: str | None = OF_DECODERS["dtype"],
     only: list[str] | None = option(None, "Run only this check; may be repeated."),
-    skip: list[str] | None = option(None, "Leave this check out; may be repeated."),
     report: bool = in_output(
         False,
         "Measure random models of published shapes, too, and print one block of Markdown to paste "
@@ -47,7 +46,7 @@ def doctor(
     if report and (as_json or list_checks):
         raise ValueError("--report prints a block of its own: leave out --json and --list")
     quiet = as_json or report
-    checks = chosen(only or (), skip or (), everything=quiet or list_checks)
+    checks = chosen(only or ())
     if list_checks:
         print("\n".join(columns([(check.name, check.proves) for check in checks], right=())))
         return

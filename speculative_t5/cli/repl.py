@@ -3,14 +3,13 @@
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from statistics import median
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import typer
 
 from ..decoding import Stats, total
-from ..generation import Generation, GenerationOptions, SpeculativeDecoder
+from ..generation import GenerationOptions, SpeculativeDecoder
 from . import terminal
 from .options import (
     ON_OFF,
@@ -26,13 +25,11 @@ from .options import (
 )
 from .terminal import note, one_line
 
-COMPARE_SECONDS, COMPARE_TURNS = 1.0, 5  # /compare stops at either
 COMMANDS = {
     "/set NAME VALUE": "change an option; /set alone shows all of them",
     "/prefix TEXT": "put TEXT and a space before each prompt; /prefix alone removes it",
     "/to LANGUAGE": "translate each prompt to a language; /to German from English says both",
     "/stats": "statistics of the last output, and of all outputs",
-    "/compare [TEXT]": "plain and speculative decoding of this prompt, or of the last one",
     "/help": "show this list",
     "/quit": "leave, as Ctrl-D does; Ctrl-C stops an output",
     "exit, quit, help": "the same when typed; after a space they are prompts",
@@ -96,7 +93,6 @@ class Conversation:
     decoder: SpeculativeDecoder  # whose models stay
     settings: Mapping[str, Any]  # by name: of the decoder, of its calls, and show_drafts
     typed: bool = False  # by a person, who may leave out the slash of a few commands
-    prompt: str | None = None  # the last one, without its prefix
     done: list[Stats] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -117,7 +113,7 @@ class Conversation:
         name, _, rest = line.partition(" ")
         commands = {
             "/set": self._set, "/prefix": self._prefix, "/to": self._to, "/stats": self._stats,
-            "/compare": self._compare, "/help": self._help,
+            "/help": self._help,
         }  # fmt: skip
         if name in ("/quit", "/exit"):
             return False
@@ -145,7 +141,6 @@ class Conversation:
         max_tokens, keywords = self.settings["max_tokens"], self._keywords
         source = self.decoder.fit(prompt)
         terminal.note_unread(source)
-        self.prompt = prompt
         chunks = self.decoder.stream(source.ids, **keywords)
         last = terminal.show(chunks, drafts=self.settings["show_drafts"] and self.decoder.drafts)
         self.done.append(last.stats)
@@ -198,46 +193,6 @@ class Conversation:
             shares = "  ".join(f"{share:.0%}" for share in last.acceptance_by_position)
             out.print(f"      accepted by position in the draft: {shares}")
         out.print(f"all {len(self.done)}: {total(self.done).summary()}")
-
-    def _compare(self, rest: str) -> None:
-        prompt = rest or self.prompt
-        if prompt is None:
-            raise ValueError("there is nothing to compare yet: give a prompt, or /compare TEXT")
-        self.prompt = prompt
-        runs, out = self._runs(prompt), terminal.console()
-        for speculative, generations in runs.items():
-            last = generations[-1]
-            seconds = median(run.stats.seconds for run in generations)
-            name = "speculative" if speculative else "plain"
-            stats = replace(last.stats, seconds=seconds)
-            line = terminal.footer(stats, last.finish_reason, self.settings["max_tokens"])
-            out.print(f"{name}: {line}")
-            origins = (origin for _, origin in last.stats.origins())
-            out.print(terminal.shaded(last.pieces, origins))
-        speedup = median(
-            one.stats.seconds / other.stats.seconds
-            for one, other in zip(runs[False], runs[True], strict=True)
-        )
-        if runs[False][-1].tokens == runs[True][-1].tokens:
-            verdict = "the outputs are the same"
-        elif self.settings["delta"]:
-            verdict = "the outputs differ, as delta allows"
-        elif self.settings["temperature"]:
-            verdict = "the outputs differ, as samples do"
-        else:
-            verdict = "the outputs differ, which rounding can cause in 16 bits"
-        out.print(f"speculative is {speedup:.2f}x plain; {verdict}")
-
-    def _runs(self, prompt: str) -> dict[bool, list[Generation]]:
-        """Decode both ways, interleaved; the first turn warms up and counts only if it is alone."""
-        runs: dict[bool, list[Generation]] = {False: [], True: []}
-        spent = 0.0
-        while spent < COMPARE_SECONDS and len(runs[True]) <= COMPARE_TURNS:
-            for speculative, generations in runs.items():
-                keywords = self._keywords | {"speculative": speculative}
-                generations.append(self.decoder.generate(prompt, **keywords))
-                spent += generations[-1].stats.seconds
-        return {way: done[1:] or done for way, done in runs.items()}
 
     def _help(self, _: str) -> None:
         for usage, meaning in COMMANDS.items():

@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -22,8 +23,7 @@ PARTS = ("products", "layers", "OpenBLAS")
 FOLDER = Path(__file__).parent  # of the C parts, if they were built
 FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
 PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-CPU_CFS = Path("/sys/fs/cgroup/cpu")
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000", or "max 100000"
 
 
 def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
@@ -82,21 +82,11 @@ def num_threads() -> int:
             return int(value)
     if not hasattr(os, "sched_getaffinity"):  # not Linux, where the number is not used
         return os.cpu_count() or 1
-    return max(1, min(len(os.sched_getaffinity(0)), _share_of_time()))
-
-
-def _share_of_time() -> int:
-    """Return how many processors' time a container's control group may use, rounded up."""
-    try:
-        if CPU_MAX.exists():  # version 2: "200000 100000", or "max 100000"
-            quota, period = CPU_MAX.read_text(encoding="ascii").split()
-        else:
-            names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
-            quota, period = (CPU_CFS.joinpath(name).read_text(encoding="ascii") for name in names)
-        limited = quota != "max" and int(quota) > 0
-        return -(-int(quota) // int(period)) if limited else sys.maxsize
-    except (OSError, ValueError, ZeroDivisionError):  # no control groups, or of another kind
-        return sys.maxsize
+    threads = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError, ZeroDivisionError):  # no control groups, or no limit
+        quota, period = map(int, CPU_MAX.read_text(encoding="ascii").split())
+        threads = min(threads, -(-quota // period))
+    return max(1, threads)
 
 
 late = sys.platform.startswith("linux") and "mlx.core" in sys.modules  # too late to replace BLAS

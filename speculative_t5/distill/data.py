@@ -11,9 +11,10 @@ import numpy as np
 
 from .. import tokenizers
 from ..errors import check_integer, count
+from ..tables import TABLES
 from ..tokenizers import (
-    JSON_SUFFIXES,
     PROMPT_FIELD,
+    SUFFIXES,
     Format,
     PromptEncoder,
     T5GemmaTokenizer,
@@ -21,7 +22,6 @@ from ..tokenizers import (
 )
 
 HELD_OUT, MOST_HELD_OUT = 20, 200  # one prompt in 20, and no more than 200
-TABLES = (".csv", ".tsv")
 COMPLETION = "completion"  # the field of a JSON object that has the output
 
 
@@ -198,7 +198,7 @@ def _form_of(path: Path) -> Format:
     suffix = path.suffix.lower()
     if suffix in TABLES:
         raise ValueError(f"{path} is a table, expected lines of text or JSON Lines")
-    return "jsonl" if suffix in JSON_SUFFIXES else "text"
+    return "jsonl" if suffix in SUFFIXES else "text"
 
 
 def _digest(ids: Sequence[int]) -> bytes:

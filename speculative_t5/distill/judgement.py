@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from .. import bench, device
 from ..checkpoints import dtype_name
@@ -20,25 +20,21 @@ WORTH = 1.05  # a smaller speed-up is none
 FEW = 8  # prompts; figures of fewer are rough
 MOST = 8  # tokens to draft
 TURNS, MAX_PROMPTS = 3, 24  # that are measured
-OWN, BEFORE = "new", "before"  # drafts, in the names of variants
 HEAD = ("K", "tokens per pass", "right at place K", "tokens/s", "speed-up", "same output")
 LEGEND = (
     "K: tokens drafted for each pass of the target. Right at place K: the chance that the K-th "
     "drafted token is right, given that those before it are. This and the tokens per pass of each "
-    "K follow from all held-out outputs; in rows with names, passes were counted in the measured "
-    "ones."
+    "K follow from all held-out outputs; at auto, passes were counted in the measured ones."
 )
 
 
 @dataclass(frozen=True)
 class Task:
-    """A target to distill a draft for, and the draft in use so far."""
+    """A target to distill a draft for, and what the draft begins as."""
 
     target: EncoderDecoder
     tokenizer: Tokenizer | None
     name: str  # the target's, which is written into the draft's folder
-    previous: LanguageModel | Literal["lookup"] | None = None  # to compare with
-    previous_name: str = ""
     start: SharingDraft | None = None  # to train further, instead of copies of the target's layers
 
 
@@ -77,8 +73,6 @@ class Judgement:
     max_tokens: int  # upper bound on tokens of each output
     plain: float  # tokens per second without a draft; 0.0 if not measured
     speeds: list[Speed]  # of this draft, for each K and then for "auto"
-    previous: str | None  # the draft in use before
-    previous_speeds: list[Speed]  # of that one, at its best K and at "auto"
     machine: str  # the device and the processor
     dtype: str  # the target's
     made_by: Mapping[str, Any]  # options that the draft was made with, by name
@@ -119,8 +113,8 @@ class Judgement:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on the draft in use before, and on what limits these figures."""
-        notes = [self._against_previous()] if self.previous_speeds and self.speeds else []
+        """Sentences on what limits these figures."""
+        notes = []
         if self.held_out < FEW:
             notes.append(
                 f"The figures are rough: they come from {count(self.held_out, 'held-out output')}; "
@@ -128,8 +122,8 @@ class Judgement:
             )
         elif self.speeds and self.prompts < FEW:
             notes.append(f"Speeds are rough: they come from {count(self.prompts, 'prompt')}.")
-        every = (*self.speeds, *self.previous_speeds)
-        if different := self.prompts - min((speed.same for speed in every), default=self.prompts):
+        same = min((speed.same for speed in self.speeds), default=self.prompts)
+        if different := self.prompts - same:
             notes.append(
                 f"Up to {different} of {count(self.prompts, 'output')} differ from those without a "
                 "draft, in near-ties that rounding decides; --steady prevents it."
@@ -169,21 +163,6 @@ class Judgement:
         best = self.best.num_draft if self.best else None
         return asdict(self) | {"best": best, "pays": self.pays, "verdict": self.verdict}
 
-    def _against_previous(self) -> str:
-        own, other = fastest(self.speeds), fastest(self.previous_speeds)
-        assert own and other
-        ratio = own.speedup / other.speedup
-        if ratio < 1 / WORTH:
-            ending = "which is faster: keep it"
-        elif ratio > WORTH:
-            ending = f"which is slower: {self.draft} is {ratio:.2f} times as fast"
-        else:
-            ending = "which is about as fast"
-        return (
-            f"The draft in use before, {self.previous}, gives {other.speedup:.2f} times with "
-            f"{other.option}, {ending}."
-        )
-
     def _agreement(self) -> str:
         return (
             f"{100 * self.agreement:.1f} % of {count(self.held_out_tokens, 'token')} in "
@@ -198,23 +177,23 @@ class Judgement:
         )
 
     def _rows(self) -> list[Sequence[str]]:
-        """Return rows for the table: without a draft, each K, "auto", the draft before."""
-
-        def measured(speed: Speed) -> tuple[str, str, str]:
-            same = f"{speed.same}/{self.prompts}"
-            return f"{speed.tokens_per_second:.0f}", f"{speed.speedup:.2f}", same
-
-        by_number = {speed.num_draft: measured(speed) for speed in self.speeds}
+        """Return rows for the table: without a draft, each K, "auto"."""
+        by_number = {
+            speed.num_draft: (
+                f"{speed.tokens_per_second:.0f}",
+                f"{speed.speedup:.2f}",
+                f"{speed.same}/{self.prompts}",
+            )
+            for speed in self.speeds
+        }
         rows: list[Sequence[str]] = []
         if self.speeds:
             rows.append(("no draft", "1.00", "", f"{self.plain:.0f}", "1.00", ""))
         for k, tokens in enumerate(self.tokens_per_pass, 1):
             place = f"{100 * self.by_place[k - 1]:.1f} %" if k <= len(self.by_place) else ""
             rows.append((str(k), f"{tokens:.2f}", place, *by_number.get(k, ("", "", ""))))
-        others = [("auto", self.auto)] if self.auto else []
-        others += [(f"{self.previous}, {speed.num_draft}", speed) for speed in self.previous_speeds]
-        for name, speed in others:
-            rows.append((name, f"{speed.tokens_per_pass:.2f}", "", *measured(speed)))
+        if self.auto:
+            rows.append(("auto", f"{self.auto.tokens_per_pass:.2f}", "", *by_number["auto"]))
         return rows
 
 
@@ -244,17 +223,13 @@ def judge(
     """Measure greedy decoding of held-out prompts with 1 to `MOST` drafted tokens and with "auto".
 
     Everything runs one prompt at a time and interleaved (`bench.sweep`). Where there is nothing to
-    measure, the judgement says so. The draft in use before is measured at its best K and at "auto".
+    measure, the judgement says so.
 
     `prompts` are source ids in a random order; of the first `MAX_PROMPTS` fewer are taken, but at
     least one, where all would need more than about `max_seconds`. `progress` receives how many
     outputs are done, and how many there are in all at most.
     """
     measured = _measure(task, draft, prompts[:MAX_PROMPTS], max_tokens, max_seconds, progress)
-    own, before = (
-        [speed_of(measured, name) for name in (measured or [{}])[0] if name.startswith(drafter)]
-        for drafter in (OWN, BEFORE)
-    )
     reason = "every output ends with its first token, which leaves nothing to speed up"
     kind = "CPU" if device.on_cpu() else "GPU"
     return Judgement(
@@ -270,9 +245,7 @@ def judge(
         turns=TURNS,
         max_tokens=max_tokens,
         plain=bench.typical(measured, bench.PLAIN, bench.tokens_per_second) if measured else 0.0,
-        speeds=own,
-        previous=None if task.previous is None else task.previous_name,
-        previous_speeds=before,
+        speeds=[speed_of(measured, number) for number in numbers()] if measured else [],
         machine=f"{kind}, {device.chip()}, {count(libraries.num_threads(), 'thread')}",
         dtype=dtype_name(task.target.dtype),
         made_by=made_by,
@@ -287,8 +260,7 @@ def _measure(
     max_seconds: float,
     progress: Callable[[int, int], None],
 ) -> list[bench.Turn]:
-    """Decode plainly and with each K of each draft; return no turns if nothing can be sped up."""
-    numbers: list[NumDraft] = [*range(1, MOST + 1), "auto"]
+    """Decode plainly and with each K; return no turns if nothing can be sped up."""
     done = total = 0
 
     def count_one() -> None:
@@ -297,20 +269,13 @@ def _measure(
         progress(done, total)
 
     turn = partial(bench.sweep, order=random.Random(0), progress=count_one)
-    drafters: dict[str, LanguageModel | Literal["lookup"]] = {OWN: draft}
-    if task.previous is not None:
-        drafters[BEFORE] = task.previous
     decoders = {
-        f"{name} {k}": SpeculativeDecoder(task.target, small, task.tokenizer, num_draft=k)
-        for name, small in drafters.items()
-        for k in numbers
+        str(k): SpeculativeDecoder(task.target, draft, task.tokenizer, num_draft=k)
+        for k in numbers()
     }
-    plain, *others = first = bench.variants_of(decoders, max_tokens)
-    own, before = others[: len(numbers)], others[len(numbers) :]
-    # How often each prompt is decoded: to warm up, to find the best K of the draft in use before,
-    # and in the turns.
-    passes = 1 + len(before) + TURNS * (1 + len(own) + 2 * bool(before))
-    total = len(first) + passes * len(prompts)
+    plain, *_ = variants = bench.variants_of(decoders, max_tokens)
+    passes = 1 + TURNS * len(variants)  # of each prompt: to warm up, and in the turns
+    total = len(variants) + passes * len(prompts)
     warm: list[bench.Run] = []
     for prompt in prompts:
         warm += turn([plain], [prompt])[bench.PLAIN]
@@ -319,23 +284,24 @@ def _measure(
     if not any(len(run.emitted) > 1 for run in warm):
         return []
     prompts = prompts[: max(1, len(warm) - late)]
-    total = len(warm) + len(first) + (passes - 1) * len(prompts)
-    turn(first, prompts[:1])  # the first use of everything is slower, and "auto" learns
-    if before:
-        tried = turn(before, prompts)
-        *fixed, auto = before
-        before = [max(fixed, key=lambda way: bench.tokens_per_second(tried[way.name])), auto]
-    return [turn([plain, *own, *before], prompts) for _ in range(TURNS)]
+    total = len(warm) + len(variants) + (passes - 1) * len(prompts)
+    turn(variants, prompts[:1])  # the first use of everything is slower, and "auto" learns
+    return [turn(variants, prompts) for _ in range(TURNS)]
 
 
-def speed_of(turns: Sequence[bench.Turn], name: str) -> Speed:
+def numbers() -> list[NumDraft]:
+    """Return the numbers of drafted tokens that are measured."""
+    return [*range(1, MOST + 1), "auto"]
+
+
+def speed_of(turns: Sequence[bench.Turn], num_draft: NumDraft) -> Speed:
     """Sum up one variant against plain decoding, which ran in each turn as well."""
-    plain, number = turns[0][bench.PLAIN], name.split()[-1]
+    plain, name = turns[0][bench.PLAIN], str(num_draft)
     same = [
         all(turn[name][i].tokens == run.tokens for turn in turns) for i, run in enumerate(plain)
     ]
     return Speed(
-        num_draft="auto" if number == "auto" else int(number),
+        num_draft=num_draft,
         tokens_per_second=bench.typical(turns, name, bench.tokens_per_second),
         speedup=bench.gain(turns, name, bench.tokens_per_second),
         tokens_per_pass=bench.typical(turns, name, bench.tokens_per_pass),

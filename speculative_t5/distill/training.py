@@ -341,9 +341,5 @@ def agreement(draft: SharingDraft, labels: Sequence[Label], batch_tokens: int) -
 
 def own_parameters(draft: SharingDraft) -> int:
     """Return the number of weights that are the draft's own."""
-    return sum(weight.size for weight in _weights(draft))
-
-
-def _weights(model: nn.Module) -> list[mx.array]:
-    flat = cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
-    return [weight for _, weight in flat]
+    flat = cast(list[tuple[str, mx.array]], tree_flatten(draft.parameters()))
+    return sum(weight.size for _, weight in flat)

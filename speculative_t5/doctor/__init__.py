@@ -4,10 +4,10 @@ A check takes a `Subject` and returns a `Finding`, in a process of its own. Impo
 packages below it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from . import arithmetic, environment, outputs, speed
-from .checks import Check, Finding, Status, Subject, run
+from .checks import Check, Finding, Subject, run
 from .report import as_markdown
 
 CHECKS = (
@@ -27,30 +27,14 @@ CHECKS = (
         "threads that share a decoder get the outputs of a single thread",
         loads=True,
     ),
-    Check(
-        outputs.known,
-        "the shipped pair gives the outputs here that it gave where it was made",
-        loads=True,
-    ),
     Check(speed.speed, "what passes cost here, and what the draft gains", loads=True),
-    Check(speed.t5_base, "the same for random weights of t5-base and t5-small", takes_long=True),
-    Check(speed.t5_large, "the same for random weights of t5-large and t5-small", takes_long=True),
 )
 
 
-def chosen(
-    only: Sequence[str] = (), skip: Sequence[str] = (), *, everything: bool = False
-) -> list[Check]:
-    """Return the checks named by `only`, without those named by `skip`.
-
-    If `only` is empty, these are all checks, but those that take long if `everything` is asked for.
-    """
+def chosen(only: Collection[str] = ()) -> list[Check]:
+    """Return the checks named by `only`; all of them if it is empty."""
     names = [check.name for check in CHECKS]
-    for name in (*only, *skip):
+    for name in only:
         if name not in names:
             raise ValueError(f"there is no check {name!r}: choose from {', '.join(names)}")
-    usual = [check.name for check in CHECKS if everything or not check.takes_long]
-    left = [c for c in CHECKS if c.name in (only or usual) and c.name not in skip]
-    if not left:
-        raise ValueError(f"no check is left to run without {', '.join(skip)}: leave out fewer")
-    return left
+    return [check for check in CHECKS if check.name in (only or names)]

@@ -15,14 +15,13 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from .. import device
-from ..checkpoints import ModelFolder, default_type_of, open_checkpoint, weights_folders
+from ..checkpoints import ModelFolder, default_type_of, open_checkpoint
 from ..cpu import libraries
 from ..decoding import LanguageModel
 from ..generation import SpeculativeDecoder
 from ..models import T5
 
 Status = Literal["ok", "failed", "skipped"]
-SHIPPED = weights_folders()[-1] / "correct-base"
 NUM_DRAFT = 5  # tokens to draft, unless a check tries several numbers
 COMMAND = (sys.executable, "-m", "speculative_t5.doctor")
 LAST_LINES = 20  # of standard error, kept with a failure
@@ -32,14 +31,9 @@ LAST_LINES = 20  # of standard error, kept with a failure
 class Subject:
     """The models that the checks are about; a check loads them if it needs them."""
 
-    model: str = str(SHIPPED)  # the target's folder
+    model: str  # the target's folder
     draft: str | None = None  # the draft's; None for prompt lookup, which needs no model
     dtype: str | None = None  # the name of the type to compute in; None for what `load` chooses
-
-    @property
-    def is_shipped(self) -> bool:
-        """Whether the target is the one that the package ships, and no other of its name."""
-        return Path(self.model).resolve() == SHIPPED.resolve()
 
     @property
     def default_type(self) -> device.DefaultType:
@@ -65,10 +59,10 @@ class Subject:
                 f"tokenizer has {target}, the draft's {draft}; choose another draft, or 'lookup'"
             )
 
-    def decoder(self, dtype: mx.Dtype | None = None) -> SpeculativeDecoder:
-        """Load the models, by default in the type of this subject, or else as `load` chooses."""
+    def decoder(self) -> SpeculativeDecoder:
+        """Load the models, in the type of this subject, or else as `load` chooses."""
         return SpeculativeDecoder.from_pretrained(
-            self.model, self.draft or "lookup", dtype=dtype or self.dtype, num_draft=NUM_DRAFT
+            self.model, self.draft or "lookup", dtype=self.dtype, num_draft=NUM_DRAFT
         )
 
 
@@ -110,7 +104,6 @@ class Check:
     find: Callable[[Subject], Finding]
     proves: str  # in a line
     loads: bool = False  # whether it loads the subject's models
-    takes_long: bool = False  # so it runs only for the whole numbers, or if it is named
     deadline: float = 300.0  # seconds after which its process is ended
 
     @property

@@ -1,4 +1,4 @@
-"""Checks of whole outputs: `greedy`, `sampling`, `threads` and `known`."""
+"""Checks of whole outputs: `greedy`, `sampling` and `threads`."""
 
 import math
 import time
@@ -52,31 +52,6 @@ ENDINGS = (
     "that the dog were hungry.",
 )  # fmt: skip
 SENTENCES = tuple(f"{first} {last}" for last in ENDINGS for first in BEGINNINGS)
-
-# The shipped target's greedy outputs in float32, made on a Linux CPU by
-#     python -m speculative_t5 batch sentences.txt --regular-decode --dtype float32
-# for the sentences in which the best token always has a logit that is larger than the next by 3 or
-# more: no device's rounding decides those.
-KNOWN = {
-    "An old man wanted to knew what the childs are doing.": (
-        "An old man wanted to know what the children are doing."
-    ),
-    "We was asking what the childs are doing.": "We were asking what the children are doing.",
-    "It are not clear what the childs are doing.": "It is not clear what the children are doing.",
-    "My sister dont know wether it will rains tomorow.": (
-        "My sister doesn't know whether it will rain tomorrow."
-    ),
-    "He think that I knows wether it will rains tomorow.": (
-        "He thinks that I know whether it will rain tomorrow."
-    ),
-    "My sister dont know how to went home from hear.": (
-        "My sister doesn't know how to go home from here."
-    ),
-    "An old man wanted to knew how to went home from hear.": (
-        "An old man wanted to know how to go home from here."
-    ),
-    "It are not clear how to went home from hear.": "It is not clear how to go home from here.",
-}
 
 
 @dataclass(frozen=True)
@@ -243,19 +218,3 @@ def threads(subject: Subject) -> Finding:
     fault = f"{wrong} of {len(sentences)} outputs of {THREADS} threads differ from serial ones"
     reason = f"{THREADS} threads sharing a decoder give the {len(sentences)} outputs of one"
     return Finding.of("threads", fault if wrong else None, reason, details)
-
-
-def known(subject: Subject) -> Finding:
-    """Compare outputs of the shipped target in float32 with those where it was trained."""
-    if not subject.is_shipped:
-        return Finding("known", "skipped", "only the outputs of the shipped pair are known")
-    decoder, wrong = subject.decoder(mx.float32), []
-    for sentence, text in KNOWN.items():
-        for speculative in (False, True):
-            found = decoder.generate(sentence, speculative=speculative).text
-            if found != text:
-                wrong.append({"prompt": sentence, "expected": text, "found": found})
-    fault = f"expected {wrong[0]['expected']!r}, found {wrong[0]['found']!r}" if wrong else None
-    reason = f"{len(KNOWN)} corrected sentences are those that are known, with a draft and without"
-    details = {"sentences": len(KNOWN), "wrong": wrong}
-    return Finding.of("known", fault, reason, details)

@@ -4,24 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .checks import NUM_DRAFT, Finding
-from .speed import LENGTHS, PUBLISHED, RATE, as_ms, usual
+from .speed import LENGTHS, as_ms, usual
 
 NOTES = f"""\
 Passes and steps: the shortest of several, interleaved. Speeds: medians of whole outputs, encoding
-included; with K = {NUM_DRAFT} tokens drafted a round, and as "auto" chooses (most frequent first).
-Random pairs: a drafted token is accepted with a chance of {RATE}."""
+included; with K = {NUM_DRAFT} tokens drafted a round, and as "auto" chooses, which is said by the
+most frequent first."""
 
 
 def as_markdown(pair: str, findings: Sequence[Finding], seconds: float) -> str:
     """Return a block of Markdown with what the checks found, of a pair that is named."""
-    names = {"speed": pair} | {check: ":".join(shapes) for check, shapes in PUBLISHED.items()}
-    named = [(names[each.name], each) for each in findings if each.name in names]
-    speeds = {name: each.details for name, each in named if "pass_seconds" in each.details}
-    left_out = [
-        f"Left out: {name}: {each.reason}."
-        for name, each in named
-        if "pass_seconds" not in each.details
-    ]
     details: dict[str, Any] = {}
     for finding in findings:
         if finding.name in ("versions", "device"):  # the latter's chip is the one computed on
@@ -32,10 +24,11 @@ def as_markdown(pair: str, findings: Sequence[Finding], seconds: float) -> str:
         "#### Checks",
         _table(("check", "result", "reason"), ((f.name, f.status, f.reason) for f in findings)),
     ]
-    if speeds:
+    for timed in (each.details for each in findings if "pass_seconds" in each.details):
         head = ("tokens in a pass of the target", "", *LENGTHS)
-        parts += ["#### Passes", _table(head, _curves(speeds)), "#### Speed", _speeds(speeds)]
-    return "\n\n".join([*parts, *left_out, *([NOTES] if speeds else [])])
+        parts += ["#### Passes", _table(head, _curves(pair, timed)), "#### Speed"]
+        parts += [_speeds(pair, timed), NOTES]
+    return "\n\n".join(parts)
 
 
 def _machine(details: Mapping[str, Any], pair: str, seconds: float) -> list[tuple[str, str]]:
@@ -61,29 +54,24 @@ def _machine(details: Mapping[str, Any], pair: str, seconds: float) -> list[tupl
     return [(name, str(value)) for name, value in found.items() if value]
 
 
-def _curves(speeds: Mapping[str, Mapping[str, Any]]) -> Iterable[Sequence[object]]:
-    for name, details in speeds.items():
-        passes = [details["pass_seconds"][str(length)] for length in LENGTHS]
-        yield name, "ms", *map(as_ms, passes)
-        yield "", "times one token", *(f"{each / passes[0]:.2f}" for each in passes)
+def _curves(pair: str, timed: Mapping[str, Any]) -> Iterable[Sequence[object]]:
+    passes = [timed["pass_seconds"][str(length)] for length in LENGTHS]
+    yield pair, "ms", *map(as_ms, passes)
+    yield "", "times one token", *(f"{each / passes[0]:.2f}" for each in passes)
 
 
-def _speeds(speeds: Mapping[str, Mapping[str, Any]]) -> str:
+def _speeds(pair: str, timed: Mapping[str, Any]) -> str:
     head = (
         "target and draft", "type", "draft's step, ms", "accepted", "plain, tokens/s",
         f"K = {NUM_DRAFT}, tokens/s", "times plain", "auto, tokens/s", "times plain", "auto drafts",
     )  # fmt: skip
-    rows = (
-        (
-            name, found["dtype"], as_ms(found["draft_step_seconds"]),
-            f"{found['acceptance']:.2f}", f"{found['plain_tokens_per_second']:.1f}",
-            f"{found['tokens_per_second']:.1f}", f"{found['measured_speedup']:.2f}",
-            f"{found['auto']['tokens_per_second']:.1f}", f"{found['auto']['speedup']:.2f}",
-            usual(found["auto"], 3),
-        )
-        for name, found in speeds.items()
+    row = (
+        pair, timed["dtype"], as_ms(timed["draft_step_seconds"]), f"{timed['acceptance']:.2f}",
+        f"{timed['plain_tokens_per_second']:.1f}", f"{timed['tokens_per_second']:.1f}",
+        f"{timed['measured_speedup']:.2f}", f"{timed['auto']['tokens_per_second']:.1f}",
+        f"{timed['auto']['speedup']:.2f}", usual(timed["auto"], 3),
     )  # fmt: skip
-    return _table(head, rows)
+    return _table(head, [row])
 
 
 def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

@@ -1,4 +1,4 @@
-"""The check `speed`: what passes cost here, and what a draft gains; and published shapes."""
+"""The check `speed`: what passes cost here, and what a draft gains."""
 
 import random
 import time
@@ -9,31 +9,23 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
-from .. import bench, device
-from ..bench import synthetic
+from .. import bench
 from ..checkpoints import dtype_name
-from ..decoding import AdaptiveSchedule, Plan
+from ..decoding import LanguageModel, Plan, Session
 from ..generation import SpeculativeDecoder
-from ..models import new_model
 from .checks import NUM_DRAFT, Finding, Subject, dtype_of
-from .environment import memory
 from .outputs import SENTENCES
 
 STEPS = 16  # of the draft, timed together
 LENGTH = 36  # tokens of output before a timed pass, in the middle of a capacity of the cache
+FILLER = 5  # the id that timed passes read, if the vocabulary has it
 LENGTHS = (*range(1, 18), 33, 64)  # tokens in timed passes
 SHOWN = (1, 2, 3, 5, 6, 9, 13, 17)  # of them, in the usual report
 WINDOW, BUDGET = 0.03, 5.0  # seconds, for each cost at a time and for all of them
 EVERY, MAX_TOKENS = 11, 32  # sentences that are decoded, and how far
 TURNS, DECODING = 9, 15.0  # how often, at most; no turn begins after so many seconds
 WORTH = 1.05  # a smaller speed-up is none
-
-PUBLISHED = {"t5_base": ("t5-base", "t5-small"), "t5_large": ("t5-large", "t5-small")}
-PROMPTS, SOURCE, TOKENS, RATE = 2, 64, 64, 0.8  # of random pairs
-MOST_MEMORY = 0.5  # share of the machine's memory that their weights may take
-MOST_SECONDS = 0.2  # for a pass over one token: all takes a few hundred times as long
 
 
 def speed(subject: Subject) -> Finding:
@@ -62,59 +54,47 @@ def speed(subject: Subject) -> Finding:
     return Finding("speed", "ok", reason, notes, details)
 
 
-def t5_base(subject: Subject) -> Finding:
-    """Measure random weights of the shapes of t5-base and t5-small."""
-    return _published("t5_base")
+class Stepper:
+    """A model's session that steps from the same length of output again and again.
 
+    Ids that the model does not have are replaced by its last.
+    """
 
-def t5_large(subject: Subject) -> Finding:
-    """Measure random weights of the shapes of t5-large and t5-small."""
-    return _published("t5_large")
+    def __init__(self, model: LanguageModel, prompt: list[int]) -> None:
+        last = model.info.vocab_size - 1
+        self._filler = min(FILLER, last)
+        self._session: Session = model.start([[min(i, last) for i in prompt]])[0]
+        self._length = self._session.lengths[0] + LENGTH
+        while (missing := self._length - self._session.lengths[0]) > 0:
+            mx.eval(self._session.step(self._fill(min(16, missing))))
 
+    def step(self, length: int) -> None:
+        """Run a pass over `length` tokens, and wait for its argmax."""
+        mx.eval(self._session.step_argmax(self._fill(length)))
+        self._session.truncate([self._length])
 
-def _published(check: str) -> Finding:
-    """Measure a random pair, with drafts that are accepted at RATE; the subject has no part."""
-    shapes, dtype = PUBLISHED[check], device.default_type().dtype
-    made = [dict(tree_flatten(new_model(synthetic.SHAPES[shape]).parameters())) for shape in shapes]
-    needed = sum(weight.size for weights in made for weight in weights.values()) * dtype.size
-    if needed > MOST_MEMORY * memory():
-        reason = f"its weights take {needed / 2**30:.1f} GB, over half of this machine's memory"
-        return Finding(check, "skipped", reason)
-    device.limit_memory()  # as loading a model does
-    target, draft = (synthetic.random_model(shape, dtype=dtype) for shape in shapes)
-    prompts = synthetic.random_prompts(target, SOURCE, PROMPTS)
-    stepper = bench.Stepper(target, prompts[0], LENGTH)
-    if (pass_ := _least(lambda: stepper.verify(1, []), 0.0)) > MOST_SECONDS:
-        reason = f"a pass over one token takes {pass_:.2f} s, too long to measure here"
-        return Finding(check, "skipped", reason)
-    decoder = SpeculativeDecoder(target, draft, num_draft=NUM_DRAFT, max_source_length=SOURCE)
-    costs = _costs(decoder, prompts[0])
-    outputs = {
-        tuple(prompt): decoder.generate(prompt, max_tokens=TOKENS, speculative=False).tokens
-        for prompt in prompts
-    }
-    plan = synthetic.synthetic_plan(decoder, outputs, RATE)
-    plans = {"drafted": plan, "auto": replace(plan, schedule=AdaptiveSchedule())}
-    details = _measured(decoder, plans, prompts, TOKENS, costs)
-    plain, gain, auto = (
-        details["plain_tokens_per_second"], details["measured_speedup"], details["auto"]["speedup"]
-    )  # fmt: skip
-    reason = (
-        f"{':'.join(shapes)} in {dtype_name(dtype)}: {plain:.0f} tokens/s plain, at an acceptance "
-        f"rate of {RATE} {gain:.1f} times, auto {auto:.1f} times"
-    )
-    return Finding(check, "ok", reason, details=details)
+    def draft(self, vocab_size: int) -> None:
+        """Draft STEPS tokens greedily, and wait for the last."""
+        token = self._fill(1)
+        for _ in range(STEPS):
+            token = self._session.step_argmax(token, vocab_size)
+        mx.eval(token)
+        self._session.truncate([self._length])
+
+    def _fill(self, count: int) -> mx.array:
+        return mx.array([[self._filler] * count], dtype=mx.int32)
 
 
 def _costs(decoder: SpeculativeDecoder, prompt: list[int]) -> tuple[dict[int, float], float]:
     """Return the least seconds of the target's passes, by their tokens, and of a draft's step."""
-    target = bench.Stepper(decoder.model, prompt, LENGTH)
+    target = Stepper(decoder.model, prompt)
     runs: dict[object, Callable[[], object]] = {
-        length: partial(target.verify, length, []) for length in LENGTHS
+        length: partial(target.step, length) for length in LENGTHS
     }
     if decoder.draft:
-        drafter, ids = bench.Stepper(decoder.draft, prompt, LENGTH), bench.drafted_ids(decoder)
-        runs["steps"] = lambda: mx.eval(drafter.draft(STEPS, ids))
+        ids = min(each.info.vocab_size for each in (decoder.model, decoder.draft))
+        drafter = Stepper(decoder.draft, prompt)
+        runs["steps"] = partial(drafter.draft, min(ids, decoder.draft_vocab or ids))
     turns: list[dict[object, float]] = []
     began = time.perf_counter()
     while len(turns) < 2 or time.perf_counter() - began < BUDGET:

@@ -17,14 +17,10 @@ STYLES: dict[Origin, str] = {
 SHEET = "".join(
     f".speculative-t5 .{kind}{{{style};border-radius:3px}}" for kind, style in STYLES.items()
 )
-BAR, HEIGHT, MAX_WIDTH = 14, 64, 640  # pixels: width of a bar, height and width of the chart
 
 
-def as_html(tokens: Sequence[Token], rounds: Sequence[tuple[int, int]], summary: str) -> str:
-    """Return HTML with each token shaded by its origin, a chart of the rounds and a legend.
-
-    `rounds` has the numbers of drafted and accepted tokens, `summary` is a line of totals.
-    """
+def as_html(tokens: Sequence[Token], summary: str) -> str:
+    """Return HTML with each token shaded by its origin, a legend and a line of totals."""
     if not any(token.text for token in tokens):  # no tokenizer: show ids
         tokens = [replace(token, text=f" {token.id}") for token in tokens]
     text = "".join(map(_token, tokens))
@@ -41,7 +37,6 @@ def as_html(tokens: Sequence[Token], rounds: Sequence[tuple[int, int]], summary:
         f"<style>{SHEET}</style>"
         '<div class="speculative-t5" style="max-width:60em;line-height:1.7">'
         f'<div style="white-space:pre-wrap;font-size:1.1em">{text}</div>'
-        f"{_chart(rounds)}"
         f'<div style="font-size:.85em;opacity:.85;margin-top:6px">{legend}</div>'
         f'<div style="font-size:.85em;opacity:.85">{escape(summary)} - {hint}</div>'
         "</div>"
@@ -54,31 +49,3 @@ def _token(token: Token) -> str:
         q = "" if token.q is None else f", q = {token.q:.3g}"
         hover += f"&#10;p = {token.p:.3g}{q}"
     return f'<span class="{token.origin}" title="{hover}">{escape(token.text)}</span>'
-
-
-def _chart(rounds: Sequence[tuple[int, int]]) -> str:
-    """Draw a bar for each round: drafted tokens in grey, accepted ones over them in green."""
-    most = max((drafted for drafted, _ in rounds), default=0)
-    if not most:
-        return ""
-    step = max(2.0, min(BAR, MAX_WIDTH / len(rounds)))
-    wide, unit = step - min(2.0, step / 4), (HEIGHT - 4) / most
-    bars = ""
-    for place, (drafted, accepted) in enumerate(rounds):
-        title = f"round {place + 1}: {accepted} of {drafted} drafted tokens accepted"
-        bars += f"<g><title>{title}</title>"
-        for count, colour in ((drafted, "rgba(128,128,128,.35)"), (accepted, "#2ea043")):
-            high = count * unit
-            bars += (
-                f'<rect x="{place * step:.1f}" y="{HEIGHT - high:.1f}" width="{wide:.1f}" '
-                f'height="{high:.1f}" fill="{colour}"/>'
-            )
-        bars += "</g>"
-    width = step * len(rounds)
-    return (
-        '<div style="overflow-x:auto;margin-top:8px">'
-        f'<div style="font-size:.85em;opacity:.85">accepted of up to {most} drafted tokens, '
-        "round by round</div>"
-        f'<svg width="{width:.0f}" height="{HEIGHT}" role="img" '
-        f'aria-label="accepted tokens by round">{bars}</svg></div>'
-    )

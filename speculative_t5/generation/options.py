@@ -5,9 +5,8 @@ keywords, see `takes`.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from difflib import get_close_matches
 from functools import cached_property, partial, wraps
 from pathlib import Path
 from types import EllipsisType
@@ -15,7 +14,6 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast, get_args
 
 import mlx.core as mx
 
-from ..checkpoints import RENAMED
 from ..decoding import (
     MAX_NGRAM,
     BeamOptions,
@@ -55,14 +53,6 @@ ITEMS = {
     "bad_words": "text or a list of texts and of lists of ids",
     "logits_processors": "a list of functions",
 }
-# What else has another name in transformers.
-OTHERS = {
-    "do_sample": "temperature", "max_length": "max_tokens", "min_length": "min_tokens",
-    "forced_bos_token_id": "forced_tokens", "eos_token_id": "stop_token_ids",
-    "logits_processor": "logits_processors", "sequence_bias": "logit_bias",
-    "output_scores": "scores", "assistant_model": "draft", "num_assistant_tokens": "num_draft",
-    "prompt_lookup_num_tokens": "lookup", "torch_dtype": "dtype",
-}  # fmt: skip
 
 
 @described
@@ -452,7 +442,7 @@ def takes(
 ) -> Callable[[Callable[[S, A, Options], R]], Callable[Concatenate[S, A, P], R]]:
     """Let a method of one argument and options take the options' fields as keywords instead.
 
-    Python refuses others, with a hint at what to use; type checkers, editors and `help` know them.
+    Others are refused; type checkers, editors and `help` know those that there are.
     """
 
     def decorate(method: Callable[[S, A, Options], R]) -> Callable[Concatenate[S, A, P], R]:
@@ -464,8 +454,10 @@ def takes(
         def call(*args: Any, **keywords: Any) -> R:
             for name in keywords:
                 if name not in signature.parameters:
-                    said = f"{method.__qualname__}() got an unexpected keyword argument {name!r}"
-                    raise TypeError(said + _hint(name, signature.parameters))
+                    raise TypeError(
+                        f"{method.__qualname__}() got an unexpected keyword argument {name!r}: "
+                        "help() of it lists all options"
+                    )
             given = signature.bind(*args, **keywords).arguments
             arguments = [given.pop(each.name) for each in first_two]
             return method(*arguments, options(**given))  # type: ignore[call-arg]
@@ -474,17 +466,3 @@ def takes(
         return cast(Callable[Concatenate[S, A, P], R], call)
 
     return decorate
-
-
-def _hint(name: str, known: Collection[str]) -> str:
-    """Return the end of a message about an unknown keyword: what was probably meant, if known."""
-    from .decoder import SpeculativeDecoder as Decoder  # which imports this module
-
-    ours = (RENAMED | OTHERS).get(name, name)
-    if ours in known:
-        return f": use {ours}"
-    for place in (Decoder.generate, Decoder.generate_batch, Decoder, Decoder.from_pretrained):
-        if ours in inspect.signature(place).parameters:
-            return f": {ours} is an option of {place.__name__}"
-    close = get_close_matches(name, known, 1)
-    return f": did you mean {close[0]}?" if close else ""

@@ -14,7 +14,7 @@ from ..decoding import (
     Origin,
     Round,
     Stats,
-    log_probability,
+    log_probabilities,
     origins_of_round,
 )
 from ..tokenizers import Detokenizer, Tokenizer, pieces
@@ -98,12 +98,10 @@ class Generation:
         return [Token(token, piece, origin, n, p, q) for token, piece, (n, origin), (p, q) in found]
 
     def _repr_html_(self) -> str:
-        """Return the text shaded by origin, a chart of accepted tokens by round, and the totals."""
+        """Return the text shaded by origin, and the totals."""
         from .html import as_html
 
-        stats = self.stats
-        rounds = list(zip(stats.num_drafted, stats.num_accepted, strict=True))
-        return as_html(self.trace, rounds, stats.summary())
+        return as_html(self.trace, self.stats.summary())
 
 
 def as_record(done: Generation) -> dict[str, str | float]:
@@ -217,7 +215,8 @@ class Several:
         source, group = self._waiting[index]
         if self._model:
             end = [] if done.end_id is None else [done.end_id]
-            made = replace(made, score=log_probability(self._model, source, [*done.output, *end]))
+            each = log_probabilities(self._model, source, [*done.output, *end])
+            made = replace(made, score=sum(value for value, _ in each))
         group[place] = made
         if len(group) == self._count:
             del self._waiting[index]
