@@ -8,10 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from itertools import chain, islice
-from typing import Annotated, cast
+from pathlib import Path
+from typing import Annotated, cast, get_args
 
 import mlx.core as mx
 import typer
@@ -22,12 +23,15 @@ from ..distributed import ProcessGroup, process_group
 from ..errors import count, option
 from ..files import is_special
 from ..generation import Generation, process_facts
-from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, Line, Shard
+from ..tables import TABLES, pyarrow
+from ..tokenizers import PROMPT_FIELD, SUFFIXES, Format, Line, Shard
 from . import job, terminal
 from .job import ADVICE, UNDONE, Counts, Output, Record, Requests, process, shown_name
 from .options import DecoderOptions, Keywords, choose, with_options
 from .terminal import note, one_line
 
+FORMATS = get_args(Format)
+REPLACE = "--force to replace it, or give another --output"
 MAX_ERRORS_SHOWN = 10  # on standard error
 COUNTED = ("emitted", "rounds", "drafted", "accepted")
 
@@ -36,18 +40,21 @@ COUNTED = ("emitted", "rounds", "drafted", "accepted")
 class FileOptions:
     """What is read, what is written, and which part of it by whom."""
 
-    output: str = option("-", "File to write, one JSON record per line; - is standard output.")
+    output: str = option(
+        "-", "File to write: JSON Lines, or a .csv, .tsv or .parquet; - is standard output."
+    )
     batch_size: int | None = option(
         None, "Prompts to decode side by side.", shown="16, or 1 with --steady"
     )
     format: str | None = option(
         None,
-        "Format of INPUT: text or jsonl.",
-        shown=f"jsonl with --field or if INPUT ends in {', '.join(JSON_SUFFIXES)}",
+        f"Format of INPUT: {', '.join(FORMATS)}.",
+        shown=f"jsonl with a field, or as INPUT ends in {', '.join(SUFFIXES)}",
     )
-    field: str | None = option(
-        None, "Field of each JSON object that holds the prompt.", shown=PROMPT_FIELD
+    prompt_field: str | None = option(
+        None, "Field of each JSON object, or column, that holds the prompt.", shown=PROMPT_FIELD
     )
+    id_field: str | None = option(None, "Field or column that holds a record's id.", shown="id")
     resume: bool = option(False, "Keep the records in OUTPUT and continue after them.")
     force: bool = option(False, "Replace the records in OUTPUT and its parts.")
     shard: str = option("1/1", "Use a part of INPUT: 2/8 is every eighth line, from the second on.")
@@ -67,17 +74,21 @@ class FileOptions:
             raise ValueError(f"--parallel must be data or tensor, got {self.parallel!r}")
         if self.resume and self.force:
             raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
-        if self.format not in (None, "text", "jsonl"):
-            raise ValueError(f"--format must be text or jsonl, got {self.format!r}")
-        if self.format == "text" and self.field is not None:
+        if self.format not in (None, *FORMATS):
+            raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {self.format!r}")
+        if self.format == "text" and self.fields:
             raise ValueError(
-                f"--field {self.field!r} is for --format jsonl, as lines of text have no fields: "
-                "leave out --field or --format text"
+                f"the field {self.fields[0]!r} is given, and lines of text have none: leave out "
+                "--prompt-field and --id-field, or --format text"
             )
         if self.join and self.output == "-":
             raise ValueError("--join needs the --output whose parts it joins: give it")
         if self.join and self.resume:
             raise ValueError("--join replaces OUTPUT, which --resume keeps: leave out --resume")
+
+    @property
+    def fields(self) -> list[str]:
+        return [name for name in (self.prompt_field, self.id_field) if name is not None]
 
 
 @with_options
@@ -87,7 +98,7 @@ def batch(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="File of prompts, one per line, as text or JSON Lines; - is standard input.",
+            help="File of prompts: lines of text, JSON Lines or a table; - is standard input.",
         ),
     ],
     *,
@@ -104,31 +115,45 @@ def batch(
     Each of several processes that mlx.launch has started writes a part, such as OUTPUT.2-of-3;
     --join makes OUTPUT of them. With --parallel tensor they share the model instead.
     """
-    output, force = files.output, files.force
-    is_json = files.field is not None or source.lower().endswith(JSON_SUFFIXES)
-    form = cast(Format, files.format or ("jsonl" if is_json else "text"))
+    target, force, suffix = files.output, files.force, Path(files.output).suffix.lower()
+    is_table = suffix in TABLES and not is_special(target)
+    if is_table:  # made of a file of records, when it is whole
+        files = replace(files, output=f"{target}.jsonl")
+    if suffix == ".parquet":
+        pyarrow()
+    output, usual = files.output, "jsonl" if files.fields else "text"
+    form = cast(Format, files.format or SUFFIXES.get(Path(source).suffix.lower(), usual))
     with tokenizers.open_input(source) as stream:
         at = stream.tell() if stream.seekable() else None
 
         def read(part: Shard) -> Iterator[Line]:
             if at is not None:
                 stream.seek(at)
-            return tokenizers.read_lines(stream, form, files.field or PROMPT_FIELD, part)
+            field = files.prompt_field or PROMPT_FIELD
+            return tokenizers.read_lines(stream, form, field, part, id_field=files.id_field)
 
         processes = process_group()
         if processes is None or processes.is_first:
             # Refuses what cannot be written; what parts are joined to is only replaced.
             joins = files.join or (processes is not None and files.parallel == "data")
             begun = any(map(job.has_content, job.find_parts(output))) if joins else True
-            advice = "--force to replace it, or give another --output" if joins else ADVICE
+            advice = REPLACE if joins else ADVICE
             Output(output, stream, resume=files.resume and begun, force=force, advice=advice)
+            if is_table:
+                resume = files.resume and (begun if joins else job.has_content(output))
+                if files.resume and not resume and not processes and job.has_content(target):
+                    note(f"{target} is there, so nothing is left to do; --force starts over")
+                    return
+                Output(target, stream, resume=resume, force=force, advice=REPLACE)
         if files.join:
             if processes:
                 raise ValueError("--join is for one process: run it without a launcher")
             joined = job.join_parts(output, read(Shard()), job.all_parts(output))
-            note(f"[{count(joined.done, 'record')} in {output}, {joined.failed:,} with errors]")
+            if is_table:
+                job.make_table(target, output)
+            note(f"[{count(joined.done, 'record')} in {target}, {joined.failed:,} with errors]")
             raise typer.Exit(terminal.SOME_FAILED if joined.failed else 0)
-        total = tokenizers.count_lines(stream)
+        total = tokenizers.count_lines(stream, form)
         if total is not None:
             _check_prompts(source, read(Shard()))
         options, keywords = choose(ctx, options, keywords)
@@ -176,11 +201,13 @@ def batch(
                     progress.written += record.error != UNDONE
 
                 process(lines, generate, decoder.fit, emit, watch=progress.count, kept=counts.kept)
-        if expected is not None and progress.written < expected:
-            raise terminal.Failure(
-                f"{source} changed during the run: it had {expected} lines to do, then "
-                f"{progress.written}; run this again once nothing changes it any more"
-            )
+            if expected is not None and progress.written < expected:
+                raise terminal.Failure(
+                    f"{source} changed during the run: it had {expected} lines to do, then "
+                    f"{progress.written}; run this again once nothing changes it any more"
+                )
+            if is_table and writer.is_file and not work.has_part:
+                job.make_table(target, output)
         failed = work.finish(counts.failed)
     terminal.give_tips()
     if failed:
@@ -256,7 +283,7 @@ def _check_prompts(source: str, lines: Iterable[Line]) -> None:
             wrong = wrong or line
     if wrong:
         name = "standard input" if source == "-" else source
-        raise ValueError(f"{name}, line {wrong.number}: {wrong.error}")
+        raise ValueError(f"{name}, {wrong.place}: {wrong.error}")
 
 
 @dataclass
@@ -287,7 +314,7 @@ class Progress(AbstractContextManager["Progress"]):
         if record.done is None:
             self.counts.failed += 1
             self._errors += 1
-            text = one_line(f"line {record.line.number}: {record.error}")
+            text = one_line(f"{record.line.place}: {record.error}")
             if self._errors > MAX_ERRORS_SHOWN:
                 text = "further errors are only in the output"
             if self._errors <= MAX_ERRORS_SHOWN + 1 and (self.work.is_first or self.work.has_part):

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from ..files import LineFile, json_line, json_object, lock, replacing
 from ..generation import Generation, as_record
+from ..tables import write_table
 from ..tokenizers import MAX_LINE, Line, Source
 from .terminal import signals_held
 
@@ -26,6 +27,7 @@ MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the out
 MAX_HELD, MAX_HELD_SIZE = 1000, 2**24  # of records with errors that wait for their turn
 GIVEN = "given"  # the field of a record for fields of the line that have names in use
 OUTCOME = ("text", "finish_reason", "score", "truncated", "alternatives", "stats", "error")
+COLUMNS = ("id", "prompt", "text", "finish_reason", "error")  # of each table, before others
 UNDONE = "not decoded when the run ended: run it again with --resume"
 ADVICE = "--resume to continue it, or --force to start over"
 COUNTS = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
@@ -54,7 +56,7 @@ class Record:
             return self.earlier
         record = fields_of(self.line)
         if self.done is None:
-            record["error"] = f"line {self.line.number}: {self.error}"
+            record["error"] = f"{self.line.place}: {self.error}"
         else:
             stats = self.done.stats
             record |= as_record(self.done)
@@ -68,7 +70,7 @@ class Record:
 
 def says_undone(record: Mapping[str, Any], line: Line) -> bool:
     """Whether a record of a file says that its line was not decoded when the run ended."""
-    return bool(record.get("error") == f"line {line.number}: {UNDONE}")
+    return bool(record.get("error") == f"{line.place}: {UNDONE}")
 
 
 def fields_of(line: Line) -> dict[str, Any]:
@@ -253,7 +255,7 @@ def check_record(where: str, record: Mapping[str, Any], line: Line | None) -> Li
     found = {name: value for name, value in record.items() if name not in OUTCOME}
     if _as_text(found) != _as_text(fields_of(line)):
         raise ValueError(
-            f"{where} is not about line {line.number} of the input, as it has another id, prompt "
+            f"{where} is not about {line.place} of the input, as it has another id, prompt "
             f"or other field: {advice}"
         )
     return line
@@ -348,7 +350,7 @@ def _records(parts: Sequence[Path], lines: Iterable[Line], advice: str) -> Itera
             raw = file.readline(MAX_RECORD)
             record = json_object(raw)
             if not raw.endswith(b"\n") or says_undone(record, line):
-                raise ValueError(f"{path} has no record of line {line.number}: {advice}")
+                raise ValueError(f"{path} has no record of {line.place}: {advice}")
             check_record(f"{path}, line {number // len(parts) + 1},", record, line)
             yield raw
         for path, file in zip(parts, files, strict=True):
@@ -357,3 +359,10 @@ def _records(parts: Sequence[Path], lines: Iterable[Line], advice: str) -> Itera
                     f"{path} has more records than the input has lines for it: "
                     "give the input that it is of, or another --output"
                 )
+
+
+def make_table(output: str, records: str) -> None:
+    """Replace the output as a whole by a table of a file of records, which is then removed."""
+    with replacing(output) as new:
+        write_table(new, Path(output).suffix.lower(), Path(records), COLUMNS, without=("stats",))
+    os.unlink(records)

@@ -5,11 +5,11 @@ are imported where a tokenizer of their kind is made.
 """
 
 from .base import TOKENIZER_FILES, ChatTokenizer, Detokenizer, Tokenizer, pieces, unknown_characters
-from .languages import Languages, read_languages
+from .languages import Languages, language_name, main_region, read_languages
 from .prompt_files import (
-    JSON_SUFFIXES,
     MAX_LINE,
     PROMPT_FIELD,
+    SUFFIXES,
     Format,
     Line,
     Shard,

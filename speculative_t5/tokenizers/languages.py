@@ -145,9 +145,21 @@ def _code(name: str, language: str, known: Mapping[str, str]) -> str:
         ) from error
 
 
-def _listed(codes: Iterable[str], most: int = 10) -> str:
+def language_name(code: str) -> str:
+    """Return the English name of a language."""
     from langcodes import get
 
-    names = [f"{get(code).display_name()} ({code})" for code in codes]
+    return get(code).display_name()
+
+
+def main_region(code: str) -> str:
+    """Return the region where most speakers of a language are, such as FR for fr."""
+    from langcodes import get
+
+    return get(code).maximize().territory or ""
+
+
+def _listed(codes: Iterable[str], most: int = 10) -> str:
+    names = [f"{language_name(code)} ({code})" for code in codes]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

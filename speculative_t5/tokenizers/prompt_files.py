@@ -8,17 +8,19 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from ..errors import first_line, not_utf8
+from ..tables import TABLES, read_rows
 
-Format = Literal["text", "jsonl"]
+Format = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+SUFFIXES = dict.fromkeys(JSON_SUFFIXES, "jsonl") | {each: each[1:] for each in TABLES}
 PROMPT_FIELD = "prompt"  # of a JSON object, unless another one is given
 EMPTY = "empty: write a prompt there, or delete the line"
 ONE_OBJECT = "write one JSON object on each line, or use --format text"
+Names = tuple[str, str | None, str | None]  # of the fields for prompt, completion and id
 TEXT, HALF = "a string", "half of a surrogate pair"
 MAX_DEPTH = 100  # of objects and arrays in one another: more could be read, but not written
 MAX_LINE = 2**24  # bytes; no prompt is longer, but a binary file may be a single line
@@ -49,10 +51,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the input."""
+    """One line of the input, or one row of a table."""
 
     number: int  # counted from 1 in the whole file, also in a shard
     id: str | int  # the record's own id, or the number
+    place: str  # "line 1", or "row 1" of a table
     prompt: str | None = None  # None if the line has none
     error: str | None = None  # why the line cannot be used
     completion: str | None = None  # an output that the record gives, where one was asked for
@@ -76,11 +79,14 @@ def open_input(name: str) -> BinaryIO:
     return open(name, "rb")
 
 
-def count_lines(stream: BinaryIO) -> int | None:
+def count_lines(stream: BinaryIO, form: Format = "text") -> int | None:
     """Count the lines of a file; return None for what can be read only once, such as a pipe."""
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         return None
     start, lines, last = stream.tell(), 0, b"\n"
+    if f".{form}" in TABLES:
+        lines = sum(1 for _ in read_rows(stream, f".{form}"))
+        stream.seek(0, os.SEEK_END)
     while block := stream.read(2**20):
         lines += block.count(b"\n")
         last = block[-1:]
@@ -89,34 +95,38 @@ def count_lines(stream: BinaryIO) -> int | None:
 
 
 def read_lines(
-    stream: BinaryIO, form: Format, field: str, shard: Shard, *, completion: str | None = None
-) -> Iterator[Line]:
+    stream: BinaryIO, form: Format, field: str, shard: Shard, *,
+    completion: str | None = None, id_field: str | None = None,
+) -> Iterator[Line]:  # fmt: skip
     """Yield the lines of a stream that are in the shard; a bad line has an error.
 
     The prompt of a JSON object is in `field`; `completion` names one that may have its output, or
-    null.
+    null. Its `id`, if any, is the line's; an `id_field` must be there, and stays among the columns.
+    A row of a table is read as the JSON object that it would be.
     """
-    for number in count(1):
-        raw = stream.readline(MAX_LINE + 1)
-        if not raw:
-            return
-        whole = raw
-        while len(whole) > MAX_LINE and not whole.endswith(b"\n"):
-            whole = stream.readline(MAX_LINE + 1)
-            if not whole:
-                break
+    unit, lines, names = "line", _raw_lines(stream), (field, completion, id_field)
+    if f".{form}" in TABLES:
+        unit, lines, form = "row", read_rows(stream, f".{form}"), "jsonl"
+    for number, raw in enumerate(lines, 1):
         if number in shard:
             found: dict[str, Any] = {"number": number, "id": number, "size": len(raw)}
+            found["place"] = f"{unit} {number}"
             try:
-                _read_line(raw, form, field, completion, found)
+                _read_line(raw, form, names, found)
             except ValueError as error:
                 found["error"] = str(error)
             yield Line(**found)
 
 
-def _read_line(
-    raw: bytes, form: Format, field: str, completion: str | None, found: dict[str, Any]
-) -> None:
+def _raw_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a stream; of one that is too long its beginning."""
+    while raw := stream.readline(MAX_LINE + 1):
+        yield raw
+        while len(raw) > MAX_LINE and not raw.endswith(b"\n"):
+            raw = stream.readline(MAX_LINE + 1)
+
+
+def _read_line(raw: bytes, form: Format, names: Names, found: dict[str, Any]) -> None:
     """Put what is in a line into the attributes of its `Line`."""
     if len(raw) > MAX_LINE:
         raise ValueError(f"longer than {MAX_LINE // 2**20} MiB: split it into several")
@@ -132,10 +142,11 @@ def _read_line(
     if not text.strip():
         raise ValueError(EMPTY)
     if form == "jsonl":
-        _read_json(text, field, completion, found)
+        _read_json(text, names, found)
 
 
-def _read_json(text: str, field: str, completion: str | None, found: dict[str, Any]) -> None:
+def _read_json(text: str, names: Names, found: dict[str, Any]) -> None:
+    field, completion, id_field = names
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -147,16 +158,18 @@ def _read_json(text: str, field: str, completion: str | None, found: dict[str, A
         raise ValueError(f"not a JSON object but {_kind(record)}; {ONE_OBJECT}")
     if _is_deeper(record, MAX_DEPTH):
         raise ValueError(f"nested more than {MAX_DEPTH} deep: leave out what is")
-    found["columns"] = {key: value for key, value in record.items() if key not in ("id", field)}
-    own = record.get("id")
-    if own is not None:
+    moved = (field,) if id_field else (field, "id")
+    found["columns"] = {key: value for key, value in record.items() if key not in moved}
+    own = record.get(key := id_field or "id")
+    if own is not None or id_field:
         if type(own) is not int and _kind(own) != TEXT:
-            raise ValueError(f"'id' is {_kind(own)}, expected a string or an integer")
+            kind = _kind(own) if key in record else "missing"
+            raise ValueError(f"{key!r} is {kind}, expected a string or an integer")
         found["id"] = own
     if field not in record:
-        names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
+        there = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
         raise ValueError(
-            f"no field {field!r} (found: {names}): give the prompt's field with --field"
+            f"no field {field!r} (found: {there}): give the prompt's field with --prompt-field"
         )
     for name in (field, completion):
         value = record.get(name)
