@@ -380,9 +380,3 @@ def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     from commands import caller  # which imports this module
 
     return caller(here, monkeypatch, capfd)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure only as long as it takes to have figures at all."""
-    monkeypatch.setattr("speculative_t5.bench.benchmark.MIN_SECONDS", 0.0)

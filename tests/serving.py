@@ -19,10 +19,13 @@ from typing import Any, ClassVar
 from speculative_t5.decoding import Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions
+from speculative_t5.serve import Models
+from speculative_t5.serve import Served as Model
 from speculative_t5.serve.app import Settings, make_app
 from speculative_t5.serve.requests import Refused
 from speculative_t5.serve.server import Server, bind
 from speculative_t5.serve.service import State
+from speculative_t5.tokenizers import Languages
 
 import httpx
 from conftest import REPOSITORY
@@ -73,8 +76,8 @@ class FakeCall:
         self.left = len(self.prompts) * self.options.num_return_sequences
 
     @property
-    def prompt_tokens(self) -> list[int]:
-        return [len(p.split()) + 1 if isinstance(p, str) else len(p) for p in self.prompts]
+    def prompt_tokens(self) -> int:
+        return sum(len(p.split()) + 1 if isinstance(p, str) else len(p) for p in self.prompts)
 
     async def chunks(
         self, patience: float | None = None
@@ -135,6 +138,10 @@ class FakeService:
             message = f"the server is {self.state}: wait until it is ready"
             raise Refused(503, message, headers=headers)
 
+    def check_loaded(self) -> None:
+        if self.state == "loading":
+            self.check_ready()
+
     @property
     def decoder(self) -> Any:
         self.check_ready()
@@ -182,8 +189,9 @@ class FakeService:
             pass
 
     def let_go(self) -> None:
-        """Let prompts go on that stall."""
-        self.loop.call_soon_threadsafe(self.held.set)
+        """Let prompts go on that stall, unless the server has ended."""
+        with contextlib.suppress(RuntimeError):  # its loop is closed
+            self.loop.call_soon_threadsafe(self.held.set)
 
 
 @dataclass
@@ -211,14 +219,23 @@ class Served:
         return [line.removeprefix("data: ") for line in lines]
 
 
+def served_as(name: str, service: Any) -> Models:
+    """A single model, whose service is there already."""
+    own = SimpleNamespace(corrects=None, languages=Languages())
+    return Models([Model(name, lambda: service, lambda: own)])
+
+
 @contextlib.contextmanager
 def serving(service: Any = None, shutdown_seconds: float = 7, **changes: Any) -> Iterator[Served]:
     """Run a server for the block, by default of a fake; `changes` are those of its settings."""
     service = service or FakeService()
-    options: dict[str, Any] = {"model": MODEL, "defaults": GenerationOptions()}
-    app = make_app(service, Settings(**options | changes))
+    options: dict[str, Any] = {"defaults": GenerationOptions()}
+    models = service
+    if not isinstance(service, Models):
+        models = served_as(changes.pop("model", MODEL), service)
+    app = make_app(models, Settings(**options | changes))
     with bind("127.0.0.1", 0) as listening:
-        server = Server(app, service, shutdown_seconds=shutdown_seconds, ready=lambda: None)
+        server = Server(app, models, shutdown_seconds=shutdown_seconds, ready=lambda: None)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:

@@ -9,7 +9,6 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.cpu import accelerate
-from speculative_t5.doctor.outputs import KNOWN
 from speculative_t5.models import T5, Quantization, T5Config
 from speculative_t5.models.t5 import quantize
 
@@ -170,6 +169,32 @@ def test_steady_greedy_outputs_do_not_depend_on_the_draft(kind: str, dtype: str)
         assert lookup or drafter != draft or sum(out.stats.accepted for out in done) > 0
     assert outputs == outputs[:1] * 4
     assert len({token for output in outputs[0] for token in output}) > 20
+
+
+# The shipped target's greedy outputs in float32, made on a Linux CPU by
+#     python -m speculative_t5 batch sentences.txt --regular-decode --dtype float32
+# for the sentences in which the best token always has a logit that is larger than the next by 3 or
+# more: no device's rounding decides those.
+KNOWN = {
+    "An old man wanted to knew what the childs are doing.": (
+        "An old man wanted to know what the children are doing."
+    ),
+    "We was asking what the childs are doing.": "We were asking what the children are doing.",
+    "It are not clear what the childs are doing.": "It is not clear what the children are doing.",
+    "My sister dont know wether it will rains tomorow.": (
+        "My sister doesn't know whether it will rain tomorrow."
+    ),
+    "He think that I knows wether it will rains tomorow.": (
+        "He thinks that I know whether it will rain tomorrow."
+    ),
+    "My sister dont know how to went home from hear.": (
+        "My sister doesn't know how to go home from here."
+    ),
+    "An old man wanted to knew how to went home from hear.": (
+        "An old man wanted to know how to go home from here."
+    ),
+    "It are not clear how to went home from hear.": "It is not clear how to go home from here.",
+}
 
 
 def test_the_shipped_pair_gives_its_outputs_in_any_thread() -> None:

@@ -58,6 +58,10 @@ CHECKED = {  # why they are not run
     "python -m speculative_t5 --model google-t5/t5-small": "needs a checkpoint that has tasks",
     "python -m speculative_t5 --model google/madlad400": "needs one that translates",
     "python -m speculative_t5 document texts --model madlad": "the same",
+    "python -m speculative_t5 document reports --model madlad": "the same",
+    "python convert.py --model google/madlad400": "the same",
+    "python -m speculative_t5 document series --model madlad": "the same",
+    "python -m speculative_t5 document series --check": "exit code 1: there are suggestions",
     "python -m speculative_t5 document texts --review": "asks on a terminal",
     "python -m speculative_t5 batch prompts.txt --model google-t5/t5-small": "needs tasks, too",
     "python -m speculative_t5 doctor --model": "the same, with other models",
@@ -264,7 +268,7 @@ def check_names(command: str) -> None:
 @pages_with("sh")
 def test_commands_run_in_the_order_of_the_page(
     page: Path, workplace: Path, installed: Path, hub: Hub, request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], quick: None,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     call = caller(workplace, monkeypatch, capfd)
     use(monkeypatch, hub.endpoint, cache=workplace / "hf")

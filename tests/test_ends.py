@@ -155,9 +155,8 @@ def test_several_outputs_are_printed_a_line_each(call: Call) -> None:
 
 
 def test_the_repl_keeps_its_options(call: Call) -> None:
-    done = call("repl", "--stop", "home", stdin="He go home.\n/compare\n")
-    assert "cut" not in done.err[-1]
-    assert done.out.startswith("He goes \n") and "outputs are the same" in done.out
+    done = call("repl", "--stop", "home", stdin="He go home.\nHe go home.\n")
+    assert "cut" not in done.err[-1] and done.out == "He goes \n" * 2
 
 
 def test_texts_are_ids_at_a_beginning_and_after_a_space(

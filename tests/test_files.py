@@ -70,8 +70,8 @@ def test_lines_that_cannot_be_used_have_an_error() -> None:
         f"not a JSON object but a string; {ONE_OBJECT}",
     ]
     assert errors(b'{}\n{"a": 1, "b": 2}\n{"text": null}\n{"text": {}}\n{"text": " "}') == [
-        "no field 'text' (found: nothing): give the prompt's field with --field",
-        "no field 'text' (found: 'a', 'b'): give the prompt's field with --field",
+        "no field 'text' (found: nothing): give the prompt's field with --prompt-field",
+        "no field 'text' (found: 'a', 'b'): give the prompt's field with --prompt-field",
         "'text' is null, expected a string",
         "'text' is an object, expected a string",
         "'text' is empty, expected a prompt",

@@ -39,12 +39,16 @@ of_own = read_languages({"languages": OWN, "task_specific_params": TASKS}, MADLA
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model that has madlad400's way to be asked for a language."""
-    place = tmp_path_factory.mktemp("languages")
+    return make_translator(tmp_path_factory.mktemp("languages")).parents[1]
+
+
+def make_translator(place: Path) -> Path:
+    """Make a tiny model that translates to German and French, and return its folder."""
     symbols = ["<2de>", "<2fr>"]
     pieces = train_spiece(pad_id=0, eos_id=1, unk_id=2, bos_id=-1, user_defined_symbols=symbols)
     write_checkpoint(place / "checkpoint", V1_0, pieces)
     convert(str(place / "checkpoint"), place / "weights" / "model")
-    return place
+    return place / "weights" / "model"
 
 
 @pytest.mark.parametrize(

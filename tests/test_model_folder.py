@@ -24,7 +24,6 @@ from speculative_t5.checkpoints.inspection import as_lines, inspect, list_models
 from speculative_t5.distill import DistillOptions, new_draft
 from speculative_t5.generation import process_facts
 from speculative_t5.models import T5Config
-from speculative_t5.models.t5_session import read_sources
 from speculative_t5.tokenizers import load_tokenizer
 
 import mlx.core as mx
@@ -196,27 +195,13 @@ def source(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
     return source
 
 
-def test_reported_sizes_are_those_written(source: Path, elsewhere: Path) -> None:
-    ways = [{}, {"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantize": 8}, {"quantize": 4}]
+def test_a_quantized_model_is_reported_with_all_its_parameters(
+    source: Path, elsewhere: Path
+) -> None:
     found = inspect(str(source))
-    for reported, arguments in zip(found.sizes, ways, strict=True):
-        named = [f"--{name} {value}" for name, value in arguments.items()] or ["as it is"]
-        assert reported.options == named[0]
-        folder = convert(str(source), Path("out"), **arguments, force=True)  # type: ignore
-        tensors = opened(folder).tensors.values()
-        assert reported.file == sum(tensor.nbytes for tensor in tensors)
-        overhead = (folder / "weights.npz").stat().st_size - reported.file
-        assert 0 < overhead < 500 * len(tensors)
-    quantized = inspect(str(folder))
-    assert quantized.config.quantization and not quantized.sizes
-    assert quantized.num_parameters == found.num_parameters
-
-    # To run it takes weights and caches.
-    model = load(source, dtype=mx.float32)[0]
-    sources = read_sources(model, [model.decoder], [[5] * 512])
-    cross = sum(layer.nbytes for layer in sources.layers)
-    caches = cross // 512 * (512 + 256)
-    assert found.sizes[0].memory["float32"] == 4 * found.num_parameters + caches
+    quantized = inspect(str(convert(str(source), Path("out"), quantize=4)))
+    assert quantized.config.quantization and quantized.num_parameters == found.num_parameters
+    assert f"  quantized   to {quantized.config.quantization}" in [*as_lines(quantized)]
 
 
 def test_drafts_share_the_tokenizer_and_are_smaller(
@@ -440,7 +425,5 @@ def test_a_gpu_keeps_float16_where_it_does_not_overflow(
     assert load("model", dtype=mx.float32)[0].dtype == mx.float32
     listed = {model.folder.name: model.default_type for model in list_models()}
     assert listed["model"] == found and listed["correct-draft"] is None
-    if not quantize:
-        assert f"{dtype_name(expected)} is the default" in "".join(
-            as_lines(inspect("weights/model"))
-        )
+    computes = f"  computes    in {dtype_name(expected)} on this device by default: "
+    assert any(line.startswith(computes) for line in as_lines(inspect("weights/model")))

@@ -131,8 +131,10 @@ def run_and_ask(
     """Run the command, ask the server in another thread once it is ready, and stop it."""
     asked: list[Future[None]] = []
 
-    def announce(settings: Settings, host: str, port: int, real: Any = command.announce) -> None:
-        real(settings, host, port)
+    def announce(
+        settings: Settings, names: Any, host: str, port: int, real: Any = command.announce
+    ) -> None:
+        real(settings, names, host, port)
         asked.append(pool.submit(ask_and_stop, port))
 
     def ask_and_stop(port: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5.decoding.logits import NOTHING_LEFT
-from speculative_t5.serve import bind, check_origins, read_keys, server
+from speculative_t5.serve import bind, check_origins, read_keys
 
 import httpx
 import pytest
@@ -71,7 +71,7 @@ WRONG: dict[str, list[Any]] = {
     "best_of": [2],
     "presence_penalty": [0.5],
     "frequency_penalty": [-1],
-    "logprobs": [0, 5],
+    "logprobs": [-1, 6, True, 1.0, "2"],
     "num_beams": [4],
 }  # fmt: skip
 
@@ -99,8 +99,9 @@ CHATS: list[tuple[dict[str, Any], str | None]] = [
      "messages[0].content"),
     ({"messages": [{"role": "system", "content": "a"}]}, "messages"),
     ({"messages": [{"role": "user", "content": " "}]}, "messages"),
-    ({"messages": [USER], "logprobs": True}, "logprobs"),
+    ({"messages": [USER], "logprobs": 1}, "logprobs"),
     ({"messages": [USER], "top_logprobs": 3}, "top_logprobs"),
+    ({"messages": [USER], "logprobs": True, "top_logprobs": 6}, "top_logprobs"),
     ({"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
     ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
     ({"messages": [USER], "max_completion_tokens": 0}, "max_completion_tokens"),
@@ -191,14 +192,11 @@ def test_the_answer_to_a_huge_body_reaches_clients_that_read_after_sending(serve
     assert answer_to(served, rest)[0] == 413
 
 
-def test_a_body_without_a_length_is_refused_before_it_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_body_without_a_length_is_refused_before_it_is_read() -> None:
     def endless() -> Iterator[bytes]:
         while True:  # until the server closes the connection
             yield b" " * 10_000
 
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
     # The limit is above the parts in which uvicorn passes a body on.
     with serving(max_body=2**19) as served:
         check_error(served.client.post("/v1/completions", content=endless()), 413)

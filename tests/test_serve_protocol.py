@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.serve import Settings, make_app
@@ -13,7 +13,7 @@ from speculative_t5.serve.app import as_event
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serving import FAIL, PATIENCE, STALL, FakeService, Served, serving
+from serving import FAIL, PATIENCE, STALL, FakeService, Served, served_as, serving
 
 pytestmark = pytest.mark.anyio
 MESSAGES: Any = [{"role": "user", "content": "a b c"}]
@@ -168,8 +168,10 @@ async def test_the_last_events_come_with_the_end() -> None:
         await asyncio.Event().wait()
 
     service, others = FakeService(), asyncio.all_tasks()
-    service.start()
-    app = make_app(cast(Any, service), Settings("tiny", GenerationOptions()))
+
+    models = served_as("tiny", service)
+    models.start()
+    app = make_app(models, Settings(GenerationOptions()))
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
     await app(scope, receive, send)
     assert service.calls[0].cancelled.is_set() and asyncio.all_tasks() == others
@@ -228,23 +230,12 @@ def test_models_are_listed_by_name() -> None:
         assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
 
 
-def test_health_follows_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_follows_the_service() -> None:
     with serving() as served:
         for state, status in (("loading", 503), ("failed", 503), ("stopping", 503), ("ready", 200)):
             served.service.state = state  # type: ignore[assignment]
             response = served.client.get("/health")
             assert (response.status_code, response.json()) == (status, {"status": state})
-        # A request waits, and no round has ended for longer than one may take.
-        monkeypatch.setattr("speculative_t5.serve.app.STALLED", 0.0)
-        assert served.client.get("/health").status_code == 200
-        fields = {"prompt": STALL, "stream": True}
-        with served.client.stream("POST", "/v1/completions", json=fields):
-            assert served.service.last_call().stalled.wait(PATIENCE)
-            response = served.client.get("/health")
-            assert (response.status_code, response.json()) == (503, {"status": "stalled"})
-            # Its outputs have ended, and the client has not read them yet.
-            served.service.now |= {"queued": 0, "rows": 0}
-            assert served.client.get("/health").status_code == 200
 
 
 def test_metrics_count_requests_tokens_and_times() -> None:

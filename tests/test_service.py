@@ -166,7 +166,7 @@ async def test_calls_get_what_the_decoder_gives_them_alone(kind: str, calls: int
         for _ in range(place % 7):  # some join while others are being decoded
             await asyncio.sleep(0.002)
         call = served.submit(given, GenerationOptions(**options))
-        assert call.prompt_tokens == [len(prompt) for prompt in given]
+        assert call.prompt_tokens == sum(map(len, given))
         return await collect(call)
 
     async with serving(decoder, batch_size=5) as served:
@@ -426,3 +426,28 @@ async def test_only_a_call_that_waits_has_silences() -> None:
         assert await waiting == ((0, chunk) if moves else None)
     await chunks.aclose()
     assert call.cancelled
+
+
+async def test_jobs_are_done_between_rounds() -> None:
+    """What a job raises is its caller's; those that are left when the service ends are refused."""
+    async with serving() as served:
+        call = served.submit(prompts(2), FOREVER)
+        found = served.compute(lambda decoder: decoder.log_probabilities([5, 1], [7, 8], 3))
+        wrong = served.compute(lambda _: 1 // 0)
+        wanted = make_decoder("t5", "none").log_probabilities([5, 1], [7, 8], 3)
+        assert await asyncio.wrap_future(found) == wanted and len(wanted[1][1]) == 3
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wrap_future(wrong)
+        assert served.state == "ready" and call.left == 2, "rounds go on"
+        begun, stuck = threading.Event(), threading.Event()
+        held = served.compute(lambda _: begun.set() or stuck.wait(60))
+        await until(begun.is_set)
+        left = served.compute(lambda _: None)
+        stopping = asyncio.create_task(served.stop(0))
+        await until(lambda: served.state != "ready")
+        check_unavailable(lambda: served.compute(lambda _: None))
+        stuck.set()
+        await stopping
+        assert await asyncio.wrap_future(held)
+        with pytest.raises(Refused, match="stopped before"):
+            await asyncio.wrap_future(left)

@@ -181,9 +181,7 @@ def test_a_draft_alone_or_for_another_model_is_refused(
     done.check_error("a draft for target, ")
 
 
-def test_a_command_decodes_with_the_draft(
-    call: Call, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_decodes_with_the_draft(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = call("--model", "target", "--regular-decode", "--max-tokens", "9", *HELLO)
     pair = ("--model", "target", "--draft-model", "mine")
     drafted = call(*pair, "--max-tokens", "9", "--json", *HELLO).records[0]

@@ -179,7 +179,7 @@ def convert_command(
     *,
     options: Annotated[dict[str, Any], ConvertOptions],
     only_inspect: bool = option(
-        False, "Show how large the model would be in each type; write nothing."
+        False, "Show what the checkpoint is, and which models here can draft for it; write nothing."
     ),
 ) -> None:
     """Convert a Hugging Face T5 checkpoint to a model folder."""

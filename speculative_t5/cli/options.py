@@ -209,12 +209,13 @@ def _parameter(
     """Return the parameter in which typer sees an option."""
     about, spelled = each.metadata, name.replace("_", "-")
     switch = f"--{spelled}/--no-{spelled}" if each.default is True else f"--{spelled}"
-    looks = {
+    looks: dict[str, Any] = {
         "help": about["help"],
         "rich_help_panel": about["panel"],
         "show_default": True if about["shown"] is None else about["shown"],
     }
     looks |= LOOKS.get(name, {}) | dict(changes.get(name) or {})
+    hint = looks.pop("hint", hint)
     hint, default, _ = FORMS.get(hint, (hint, each.default, None))
     kind = str if get_origin(hint) is Literal else hint
     return inspect.Parameter(
@@ -303,6 +304,7 @@ NAMES = {
     "keep_wo": ("--keep-wo/--no-keep-wo",),
     "as_json": ("--json",),
     "output": ("--output", "-o"),
+    "prompt_field": ("--prompt-field", "--field"),
     "from_": ("--from",),
     "list_checks": ("--list",),
     "only_inspect": ("--inspect",),

@@ -6,19 +6,32 @@ import logging
 import os
 import signal
 import sys
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
+from ..checkpoints import locate, read_tokenizer
 from ..errors import check_integer, first_line
 from ..generation import GenerationOptions
-from .options import UNSHOWN, DecoderOptions, Keywords, choose, in_server, is_given, with_options
+from .options import (
+    DEFAULT_MODEL,
+    UNSHOWN,
+    DecoderOptions,
+    Keywords,
+    choose,
+    in_server,
+    is_given,
+    model_name,
+    with_options,
+)
 from .terminal import note
 
 if TYPE_CHECKING:
-    from ..serve import Settings
+    from ..serve import Served, Settings
 
 MOST_SECONDS = 86_400  # of a shutdown
 
@@ -28,6 +41,12 @@ MOST_SECONDS = 86_400  # of a shutdown
         "seed": {
             "help": "Seed of requests that give none.",
             "show_default": "a new one for each request",
+        },
+        "model": {
+            "hint": str | Sequence[str],
+            "show_default": DEFAULT_MODEL,
+            "help": "Target: a folder, or the name of a model on this machine or on the Hugging "
+            "Face Hub; may be repeated.",
         },
         **UNSHOWN,
     }
@@ -39,8 +58,14 @@ def serve(
         "127.0.0.1", "Address to listen on; 0.0.0.0 listens on every address of this machine."
     ),
     port: int = in_server(8080, "Port to listen on; 0 chooses a free one."),
+    memory: float | None = in_server(
+        None,
+        "With several models: the most gigabytes for all weights, by the sizes of files; models "
+        "that nobody uses are unloaded to make room.",
+        shown="no limit",
+    ),
     batch_size: int | None = in_server(
-        None, "Outputs to decode side by side.", shown="16, or 1 with --steady"
+        None, "Outputs of a model to decode side by side.", shown="16, or 1 with --steady"
     ),
     max_queue: int = in_server(256, "Outputs that may wait; further requests get status 429."),
     api_key_file: Path | None = in_server(
@@ -59,11 +84,12 @@ def serve(
     options: DecoderOptions,
     keywords: Keywords,
 ) -> None:
-    """Serve a model over HTTP, in OpenAI's protocol.
+    """Serve models over HTTP, in the protocols of OpenAI, LanguageTool and LibreTranslate.
 
     Requests are decoded side by side, and what one gets does not depend on the others. The options
-    for sampling and outputs are the defaults of requests that do not give their own. To try it,
-    open the server's address in a browser.
+    for sampling and outputs are the defaults of requests that do not give their own. --model may be
+    repeated: the first is loaded at once, others when they are asked for. To try it, open the
+    server's address in a browser.
     """
     try:
         from .. import serve as serving
@@ -80,39 +106,85 @@ def serve(
         )
     serving.check_origins(cors_origin or ())
     keys = serving.read_keys(api_key_file) if api_key_file else []
-    options, keywords = choose(ctx, options, keywords)
-    rows = options.rows(batch_size)
+    names = cast(list[str], cast(Any, options.model) or [DEFAULT_MODEL])
+    if len(names) > 1:
+        _check_several(ctx, names, memory)
+    served = []
+    for name in names:
+        own, keywords = choose(ctx, replace(options, model=name), keywords)
+        served.append(_served(own, own.rows(batch_size), max_queue))
+        if len(names) > 1:  # a wrong one is refused at once
+            served[-1].read_tokenizer()
+            served[-1].size = _size(own)
+    largest = max(each.size for each in served)
+    if memory is not None and not largest <= memory * 1e9:  # as of nan
+        raise ValueError(
+            f"--memory must be at least {largest / 1e9:.2f}, the size of the largest model, got "
+            f"{memory:g}"
+        )
     defaults = GenerationOptions(**keywords)
     defaults.check_stream(several=True)
     settings = serving.Settings(
-        options.name, defaults, keys, cors_origin or (),
+        defaults, keys, cors_origin or (),
         local=serving.is_loopback(host), draw_seeds=not is_given(ctx, "seed"),
     )  # fmt: skip
-    service = serving.Service(options.load, batch_size=rows, max_queue=max_queue)
+    models = serving.Models(served, memory and memory * 1e9)
     with serving.bind(host, port) as listening:
         number = listening.getsockname()[1]
         server = serving.Server(
-            serving.make_app(service, settings), service, shutdown_seconds=shutdown_seconds,
-            ready=partial(announce, settings, host, number),
+            serving.make_app(models, settings), models, shutdown_seconds=shutdown_seconds,
+            ready=partial(announce, settings, [*models.models], host, number),
         )  # fmt: skip
         logging.basicConfig(format="%(levelname)s: %(message)s")
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
             signal.signal(signal.SIGHUP, server.handle_exit)
         server.run([listening])
-    if service.is_running:
+    if models.is_running:
         # A pass that hangs, or loading. Python's end would take from it what it computes with, and
         # MLX would abort.
+        if models.failure:
+            note(f"error: {first_line(models.failure)}")
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
-    if service.failure:
-        raise service.failure
+        os._exit(1 if models.failure else 0)
+    if models.failure:
+        raise models.failure
 
 
-def announce(settings: Settings, host: str, port: int) -> None:
+def _check_several(ctx: typer.Context, names: Sequence[str], memory: float | None) -> None:
+    """Refuse options that are for a single model beside several."""
+    for name in ("draft_model", "adapter", "task", "prefix", "to"):
+        if is_given(ctx, name):
+            raise ValueError(
+                f"--{name.replace('_', '-')} is for one model, and there are {len(names)}: leave "
+                "it out"
+            )
+    if len({*map(model_name, names)}) < len(names):
+        raise ValueError(f"two models have one name: give --model once for each of {names}")
+
+
+def _served(options: DecoderOptions, rows: int, max_queue: int) -> Served:
+    """Return a model for the server to load."""
+    from ..serve import Served, Service
+
+    return Served(
+        options.name,
+        partial(Service, options.load, batch_size=rows, max_queue=max_queue),
+        cache(lambda: read_tokenizer(locate(options.model, options.adapter))),
+    )
+
+
+def _size(options: DecoderOptions) -> int:
+    """Return the size of the files of a model and its draft, in bytes."""
+    names = (name for name in (options.model, options.draft) if name not in (None, "lookup"))
+    files = (file for name in names for file in locate(str(name)).path.iterdir())
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def announce(settings: Settings, names: Sequence[str], host: str, port: int) -> None:
     """Say where the server is, and warn if anybody may use it."""
     address = f"[{host}]" if ":" in host else host
-    print(f"serving {settings.model} at http://{address}:{port}", flush=True)
+    print(f"serving {', '.join(names)} at http://{address}:{port}", flush=True)
     if not settings.local and not settings.api_keys:
         note(
             f"warning: anybody who reaches {address} can use this server: give --api-key-file, or "

@@ -46,5 +46,5 @@ from .results import (
     total,
 )
 from .sampling import Groups, Sampler, argmax
-from .scoring import log_probability, pair_probabilities
+from .scoring import log_probabilities, pair_probabilities
 from .verify import Acceptance, Rule, Verifier, block_acceptance, token_acceptance

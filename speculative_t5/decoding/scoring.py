@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any
+from operator import itemgetter
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -67,18 +68,28 @@ def token_probabilities(
     return found
 
 
-def log_probability(model: LanguageModel, source: Sequence[int], tokens: Sequence[int]) -> float:
-    """Return the natural logarithm of a model's probability for an output, EOS included if given.
+def log_probabilities(
+    model: LanguageModel, source: Sequence[int], tokens: Sequence[int], top: int = 0
+) -> list[tuple[float, dict[int, float]]]:
+    """Return the natural logarithm of a model's probability for each token of an output.
 
-    It is that of temperature 1, whatever the output was decoded with.
+    With each come the `top` most probable ids and theirs, from the most probable on. They are those
+    of temperature 1, whatever the output was decoded with, given all tokens before.
     """
-    total = 0.0
+    found: list[tuple[float, dict[int, float]]] = []
     with device.turn():
         for logits, asked, _ in _passes(model, source, tokens, model.info.vocab_size):
             rows = logits[0].astype(mx.float32)
-            best = mx.take_along_axis(rows, mx.array(asked)[:, None], axis=-1)[:, 0]
-            total += float(mx.sum(best - mx.logsumexp(rows, axis=-1)))
-    return total
+            rows -= mx.logsumexp(rows, axis=-1, keepdims=True)
+            given: Any = mx.take_along_axis(rows, mx.array(asked)[:, None], axis=-1)[:, 0].tolist()
+            best: list[dict[int, float]] = [{} for _ in asked]
+            if top:
+                ids = mx.argpartition(-rows, top - 1, axis=-1)[:, :top]
+                values: Any = mx.take_along_axis(rows, ids, axis=-1).tolist()
+                for row, *pair in zip(best, cast(Any, ids.tolist()), values, strict=True):
+                    row.update(sorted(zip(*pair, strict=True), key=itemgetter(1), reverse=True))
+            found += zip(given, best, strict=True)
+    return found
 
 
 def _passes(

@@ -5,7 +5,9 @@
 changed. Imports `decoding` and `errors`.
 """
 
-from .comparison import changes, lines
-from .formats import SUFFIXES, PlainFile, read_file
+from .comparison import changes, edits, lines
+from .formats import SUFFIXES, PlainFile, WebPage, read_file
 from .layout import arranged
 from .rewriting import Document, Piece, RewriteOptions, Rewritten, TextOptions, rewrite
+from .splitting import LANGUAGES, Breaks
+from .translation import identifier

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 from html import escape
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from ..errors import count
@@ -34,15 +35,61 @@ PAGE = (
 )
 CONTEXT = 2  # lines shown before and after those with changes
 _WORD = re.compile(r"\s+|[^\W_]+|\W|_")
+JOINER = "\u200d"  # of emoji
 
 Change = tuple[str, str]  # of a line: a stretch of the text before and of that after
 
 
 def changes(before: str, after: str) -> Iterator[Change]:
     """Yield the stretches of two lines in order; equal ones are equal, others are the changes."""
-    a, b = _WORD.findall(before), _WORD.findall(after)
+    a, b = _words(before), _words(after)
     for _, i1, i2, j1, j2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         yield "".join(a[i1:i2]), "".join(b[j1:j2])
+
+
+def edits(before: str, after: str) -> list[tuple[int, int, str]]:
+    """Return the shortest changes of words that make one text of another, in order.
+
+    Each is where a stretch of the text before begins and ends, and what replaces it. What is added
+    or left out has a word next to it, so that neither side is empty where there is one.
+    """
+    if before == after:
+        return []
+    a, b = _words(before), _words(after)
+    found: list[tuple[int, int, int, int]] = []
+    for tag, i1, i2, j1, j2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if tag == "equal":
+            continue
+        last = found[-1][1] if found else 0
+        if (i1 == i2 or j1 == j2) and i1 > last:
+            back = 1
+            while a[i1 - back].isspace() and i1 - back > last:
+                back += 1
+            i1, j1 = i1 - back, j1 - back
+        elif (i1 == i2 or j1 == j2) and i2 < len(a):
+            i2, j2 = i2 + 1, j2 + 1
+        if i2 - i1 > 1 and j2 - j1 > 1 and a[i2 - 1] == b[j2 - 1]:  # a space behind
+            i2, j2 = i2 - 1, j2 - 1
+        if found and i1 <= last:  # it has taken all that was between them
+            i1, _, j1, _ = found.pop()
+        found.append((i1, i2, j1, j2))
+    ends = [0, *accumulate(map(len, a))]
+    return [(ends[i1], ends[i2], "".join(b[j1:j2])) for i1, i2, j1, j2 in found]
+
+
+def _words(text: str) -> list[str]:
+    """Split a text into words, spaces and signs; marks and joined emoji stay with their base."""
+    words: list[str] = []
+    for word in _WORD.findall(text):
+        last, first = words[-1][-1] if words else "", word[0]
+        follows_mark = last and unicodedata.category(last)[0] == "M" and first.isalnum()
+        if last and (
+            follows_mark or JOINER in (last, first) or unicodedata.category(first)[0] == "M"
+        ):
+            words[-1] += word
+        else:
+            words.append(word)
+    return words
 
 
 def lines(text: str) -> list[str]:

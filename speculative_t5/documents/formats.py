@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape, unescape
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,21 @@ from .layout import bare, places
 from .splitting import Breaks
 
 # Of the files that are taken from folders.
-SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx")
+SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx", ".html", ".htm")
 WIDTH = 42  # characters of a line of subtitles, by broadcasters' rules; half without spaces
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
 _SPEECH = re.compile(r"(?:<(?!v)[^>]*>|\{\\[^}]*\}|\s)*(?:[-–—]\s*\S|<v[ .])")
+# In HTML: what is not text, and the tags within a sentence.
+_TAG = re.compile(
+    r"<!--.*?(?:-->|\Z)|<(script|style|pre|textarea)(?=[\s/>]).*?(?:</\1\s*>|\Z)"
+    r"|</?([a-z][\w-]*)(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*+>|<[!?][^<>]*>",
+    re.DOTALL | re.IGNORECASE,
+)
+_INLINE = frozenset(
+    "a abbr b bdi bdo cite code del dfn em font i ins kbd mark q s samp small span strong sub sup "
+    "time tt u var wbr".split()
+)
 # What stands around the words of a speech: tags that enclose it, positions, notes of music.
 _AROUND = re.compile(r"((?:\s|<[^>]*>|\{\\[^}]*\}|[♪♫#])*)(.*?)((?:\s|</[^>]*>|[♪♫#])*)", re.DOTALL)
 
@@ -200,6 +211,64 @@ class WordFile(PlainFile):
         return said + [f"{kind} stay as they were" for kind in kinds if kind in found]
 
 
+class WebPage(PlainFile):
+    """HTML: tags stay, words go between the tags of bold words and the like that they were in."""
+
+    breaks: Breaks = "none"
+
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data, name)
+        self._estimated: list[int] = []
+        self._parts: list[str] = []  # texts and tags in turn
+        self._stretches: list[list[int]] = [[]]  # of parts that are read as one
+        at = 0
+        for tag in _TAG.finditer(self.text):
+            self._parts += [self.text[at : tag.start()], tag[0]]
+            self._stretches[-1].append(len(self._parts) - 2)
+            if (tag[2] or "").casefold() not in _INLINE:
+                self._stretches.append([])
+            at = tag.end()
+        self._stretches[-1].append(len(self._parts))
+        self._parts.append(self.text[at:])
+        self._stretches = [each for each in self._stretches if "".join(self._texts(each)).strip()]
+        self.text = "\n".join(" ".join("".join(self._texts(s)).split()) for s in self._stretches)
+
+    def _texts(self, stretch: Sequence[int]) -> list[str]:
+        return [unescape(self._parts[i]) for i in stretch]
+
+    def number(self, line: int) -> int:
+        before = "".join(self._parts[: self._stretches[line - 1][0]])
+        return len(re.findall(r"\r\n|\r|\n", before)) + 1
+
+    def rewritten(self, text: str) -> bytes:
+        made = dict(enumerate(self._parts))
+        old_lines, new_lines = self.text.split("\n"), text.split("\n")
+        for number, (stretch, old, new) in enumerate(
+            zip(self._stretches, old_lines, new_lines, strict=False), 1
+        ):
+            if new == old:
+                continue
+            texts: dict[int, str] = {}
+            for i, each in zip(stretch, self._texts(stretch), strict=True):
+                if each.strip():
+                    texts[i] = each
+                elif texts:  # spaces between tags go with the word before them
+                    texts[max(texts)] += each
+                    made[i] = ""
+            parts, estimated = _divided([*texts.values()], new)
+            whole = "".join(texts.values())
+            parts[0] = whole[: len(whole) - len(whole.lstrip())] + parts[0]
+            parts[-1] = parts[-1].rstrip() + whole[len(whole.rstrip()) :]
+            made |= {i: escape(p, quote=False) for i, p in zip(texts, parts, strict=True)}
+            if estimated:
+                self._estimated.append(self.number(number))
+        return "".join(made.values()).encode()
+
+    def not_kept(self) -> list[str]:
+        return [f"line {n}: the places of tags within it are estimates"
+                for n in dict.fromkeys(self._estimated)]  # fmt: skip
+
+
 def _text_of(texts: Sequence[Any]) -> str:
     return re.sub(r"[\r\n]", " ", "".join(each.text or "" for each in texts))
 
@@ -208,24 +277,32 @@ def _fill(texts: Sequence[Any], line: str) -> bool:
     """Put a text into elements; return whether which words are in which is an estimate."""
     runs = [each.getparent() for each in texts]
     looks = {(run.getparent(), str(run.rPr.xml) if run.rPr is not None else "") for run in runs}
-    words, old = re.findall(r"\s*\S+\s*", line), _text_of(texts).split()
-    new = [word.strip() for word in words]
-    parts = [""] * len(texts)
-    if len(looks) == 1:
-        parts[0] = line
-    else:
-        # The element in which each word begins.
-        borders = [*accumulate(len(each.text or "") for each in texts)]
-        begins = [word.start() for word in re.finditer(r"\S+", _text_of(texts))]
-        for word, place in zip(words, places(new, old), strict=True):
-            parts[bisect_right(borders, begins[place])] += word
+    parts, estimated = [line] + [""] * (len(texts) - 1), False
+    if len(looks) > 1:
+        parts, estimated = _divided([each.text or "" for each in texts], line)
     for each, part in zip(texts, parts, strict=True):
         each.text = part
         each.set("{http://www.w3.org/XML/1998/namespace}space", "preserve")
-    return len(looks) > 1 and 2 * len({*map(bare, new)} & {*map(bare, old)}) < len({*new})
+    return estimated
+
+
+def _divided(texts: Sequence[str], line: str) -> tuple[list[str], bool]:
+    """Divide a line like some texts that made one; return whether that is an estimate."""
+    if len(texts) == 1:
+        return [line], False
+    whole = "".join(texts)
+    words, old = re.findall(r"\s*\S+\s*", line), whole.split()
+    new = [word.strip() for word in words]
+    parts = [""] * len(texts)
+    borders = [*accumulate(map(len, texts))]
+    begins = [word.start() for word in re.finditer(r"\S+", whole)]
+    for word, place in zip(words, places(new, old), strict=True):
+        parts[bisect_right(borders, begins[place])] += word  # the text in which it begins
+    return parts, 2 * len({*map(bare, new)} & {*map(bare, old)}) < len({*new})
 
 
 def read_file(data: bytes, name: str) -> PlainFile:
     """Return the document in a file, in the format that its name says."""
     kinds = {".srt": Subtitles, ".vtt": Subtitles, ".docx": WordFile}
+    kinds |= dict.fromkeys((".html", ".htm"), WebPage)
     return kinds.get(Path(name).suffix.lower(), PlainFile)(data, name)

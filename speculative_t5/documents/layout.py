@@ -8,7 +8,9 @@ from itertools import accumulate
 
 _BREAK = re.compile(r"[\r\n]")
 # Numbers, e-mail addresses and links, without the punctuation behind them.
-_FACTS = re.compile(r"\d(?:[\d.,:/]*\d)?|[^\s<>()\"]+@[^\s<>()\"]+\w|(?:https?://|www\.)\S*\w")
+_FACTS = re.compile(
+    r"\d(?:[\d.,:/]*\d)?|(?<![^\s<>()\"])[^\s<>()\"@]++@[^\s<>()\"]+\w|(?:https?://|www\.)\S*\w"
+)
 
 
 def arranged(

@@ -10,7 +10,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..decoding import Sampler, Stats, pair_probabilities, total
+from ..decoding import Stats, total
 from ..errors import check_options, check_utf8, count, described, option
 from .comparison import as_page, as_table
 from .layout import arranged, same_facts, similarity
@@ -442,9 +442,8 @@ class Document:
         """Say how unsure the target is of an output, if it is too unsure."""
         if not (least := self.options.min_probability):
             return None
-        model, sampler = self._decoder.model, Sampler(temperature=0)
-        found = pair_probabilities(model, None, part.ids, done.tokens, sampler)
-        lowest = min((p for p, _ in found), default=1.0)
+        found = self._decoder.log_probabilities(part.ids, done.tokens)
+        lowest = math.exp(min((value for value, _ in found), default=0.0))
         if lowest >= least:
             return None
         return f"a token of its output has a probability of {lowest:.4f}, which is below {least:g}"

@@ -32,9 +32,11 @@ SURE = 0.9  # probability that it is the source's
 
 _END = re.compile(r"[.!?…。！？؟।։][\"'”“’»«)\]*_]*$")
 _NUMBER = re.compile(r"\d(?:[\d.,:'’\u00a0\u202f]*\d)?")
-_ADDRESS = re.compile(r"[^\s<>()\"]+@[^\s<>()\"]+\w|(?:https?://|www\.)[^\s<>()\"]*[\w/]")
+_ADDRESS = re.compile(
+    r"(?<![^\s<>()\"])[^\s<>()\"@]++@[^\s<>()\"]+\w|(?:https?://|www\.)[^\s<>()\"]*[\w/]"
+)
 _PLACEHOLDER = re.compile(
-    r"\$?\{+[^{}\s]+\}+"  # {name}, ${name}, {{name}}
+    r"\$?(?<!\{)\{++[^{}\s]++\}+"  # {name}, ${name}, {{name}}
     r"|%(?:\(\w+\)|\d+\$)?[-+0#]*\d*(?:\.\d+)?[sdifgx@](?!\w)"  # %s, %(name)s, %1$d, %.2f
     r"|</?[A-Za-z][^<>]*>|&#?\w+;|\[\^\w+\]|`[^`]+`"  # marks of HTML and Markdown
 )
@@ -119,15 +121,15 @@ def has_words(text: str) -> bool:
 def _numbers(source: str, output: str) -> list[str]:
     """Return the numbers of a source that its output lacks; marks between digits don't matter."""
 
-    def digits(number: str) -> int:
-        return int(re.sub(r"\D", "", number))
+    def digits(number: str) -> str:
+        return re.sub(r"\D", "", number).lstrip("0")
 
     left = Counter(map(digits, _NUMBER.findall(output)))
     lost = []
     for number in _NUMBER.findall(source):
         if left[digits(number)]:
             left[digits(number)] -= 1
-        elif digits(number) > SPELLED:
+        elif len(digits(number)) > 2 or int(digits(number) or 0) > SPELLED:
             lost.append(number)
     return lost
 

@@ -233,6 +233,16 @@ class SpeculativeDecoder:
         """
         return self._prompts.fit(prompt)
 
+    def log_probabilities(
+        self, source: Sequence[int], tokens: Sequence[int], top: int = 0
+    ) -> list[tuple[float, dict[int, float]]]:
+        """Return the natural logarithm of the target's probability for each token of an output.
+
+        `source` are the ids of a prompt. With each come the `top` most probable ids and theirs. All
+        are those of temperature 1, given all tokens before.
+        """
+        return decoding.log_probabilities(self.model, source, tokens, top)
+
     def _fit(self, index: int, prompt: Prompt) -> list[int]:
         """Return the ids of one of many prompts; errors name its index."""
         try:

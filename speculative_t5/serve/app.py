@@ -7,10 +7,11 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -27,18 +28,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import shown
 from ..generation import Chunk, GenerationOptions
 from ..tokenizers import ChatTokenizer, Prompt
-from . import requests
+from . import languagetool, libretranslate, logprobs, requests
+from .models import Models, Served
 from .page import HEADERS, PAGE
 from .requests import Refused
-from .server import check_key, check_site, guarded, read_body
-from .service import Call, Service
+from .server import check_key, check_site, guarded, is_key, read_body
+from .service import NOW, Call, Service
+from .texts import Remote, parse_fields
+
+Found = TypeVar("Found")
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
 MODELS = "/v1/models"
 PREFIX = "speculative_t5_"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-# Figures of the service: what there is now, and totals without the warm-up.
-GAUGES = ("queued", "rows", "seconds_since_round")
+# Figures of services: what there is now, and totals without the warm-up.
 HELP = {
     "queued": "Outputs that wait for a row.",
     "rows": "Outputs being decoded.",
@@ -50,7 +54,7 @@ HELP = {
     "failures": "Outputs that ended because decoding failed.",
     "seconds_since_round": "Seconds since the last pass of the target, if there was one.",
 }
-STALLED = 120.0  # seconds without a round while a request waits
+MOST_TEXTS = 64  # whole texts being answered; further ones wait
 
 REASONS: dict[str | None, str] = {"eos": "stop", "stop": "stop", "length": "length"}
 STATISTICS = ("rounds", "drafted", "accepted", "emitted", "seconds")
@@ -67,7 +71,6 @@ STREAM_HEADERS = [
 class Settings:
     """How the application answers."""
 
-    model: str  # its name in requests and responses
     defaults: GenerationOptions  # of requests that do not give them
     api_keys: Sequence[str] = ()  # one must come with each request; without any, none is needed
     cors_origins: Sequence[str] = ()  # the sites whose pages may ask; "*" is all
@@ -78,9 +81,9 @@ class Settings:
     ping_seconds: float = 15.0  # without an event, after which a stream gets a comment
 
 
-def make_app(service: Service, settings: Settings) -> Starlette:
-    """Return the application for a service that is running, or about to."""
-    endpoints = Endpoints(service, settings)
+def make_app(models: Models, settings: Settings) -> Starlette:
+    """Return the application for models that are being loaded, or about to be."""
+    endpoints = Endpoints(models, settings)
     origins = settings.cors_origins
     middleware = [
         Middleware(counted, registry=endpoints.registry),
@@ -93,7 +96,8 @@ def make_app(service: Service, settings: Settings) -> Starlette:
         )  # fmt: skip
         middleware.append(cors)
     if settings.api_keys:
-        middleware.append(Middleware(guarded, check=partial(check_key, keys=settings.api_keys)))
+        check = partial(check_key, keys=settings.api_keys, others=TEXTS)
+        middleware.append(Middleware(guarded, check=check))
     errors = (Refused, ClientDisconnect, HTTPException, Exception)
     handlers: dict[Any, Any] = dict.fromkeys(errors, answer_error)
     app = Starlette(routes=endpoints.routes, middleware=middleware, exception_handlers=handlers)
@@ -120,15 +124,13 @@ async def answer_error(request: Request, error: Exception) -> Response:
 
 
 class Endpoints(Collector):
-    """What each route does; as a collector, it turns the service's figures into metrics."""
+    """What each route does; as a collector, it turns the services' figures into metrics."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
-        self._service = service
+    def __init__(self, models: Models, settings: Settings) -> None:
+        self._models = models
         self._settings = settings
-        self._model = {
-            "id": settings.model, "object": "model", "created": int(time.time()),
-            "owned_by": "speculative_t5",
-        }  # fmt: skip
+        self._created = int(time.time())
+        self._threads = ThreadPoolExecutor(MOST_TEXTS, "texts")
         self._began: dict[Call, float] = {}  # in the time of time.monotonic
         self.registry = prometheus.CollectorRegistry()
         self.registry.register(self)
@@ -142,7 +144,9 @@ class Endpoints(Collector):
         self.routes = [
             *(Route(path, partial(self._generate, kind), methods=["POST"])
               for path, kind in ANSWERS.items()),
-            Route(MODELS, self._models),
+            *(Route(path, partial(self._answer_text, path), methods=["POST"]) for path in TEXTS),
+            *(Route(path, partial(self._languages, path)) for path in LANGUAGES),
+            Route(MODELS, self._all_models),
             Route(MODELS + "/{model:path}", self._one_model),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
@@ -150,28 +154,41 @@ class Endpoints(Collector):
         ]  # fmt: skip
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics that are figures of the service."""
-        figures, ready = self._service.figures(), float(self._service.state == "ready")
+        """Yield the metrics that are figures of the services."""
+        figures, ready = self._models.figures(), float(self._models.state == "ready")
         yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are decoded.", value=ready)
         for name, value in figures.items():
-            family = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
+            family = GaugeMetricFamily if name in NOW else CounterMetricFamily
             yield family(PREFIX + name, HELP[name], value=value)
 
-    async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model]})
+    async def _all_models(self, _: Request) -> Response:
+        found = [await self._described(each) for each in self._models.models.values()]
+        return JSONResponse({"object": "list", "data": found})
 
     async def _one_model(self, request: Request) -> Response:
-        requests.check_model(request.path_params["model"], self._settings.model)
-        return JSONResponse(self._model)
+        served = self._models.find(request.path_params["model"])
+        return JSONResponse(await self._described(served))
+
+    async def _described(self, served: Served) -> dict[str, Any]:
+        """Return what there is to know of a model, and in which languages it does what."""
+        tokenizer = await served.tokenizer()
+        return {
+            "id": served.name, "object": "model", "created": self._created,
+            "owned_by": "speculative_t5", "loaded": served.service is not None,
+            "corrects": [*dict.fromkeys(e["code"] for e in languagetool.languages(tokenizer))],
+            "translates": libretranslate.languages(tokenizer),
+        }  # fmt: skip
+
+    async def _languages(self, path: str, _: Request) -> Response:
+        found: dict[str, Any] = {}
+        for served in self._models.models.values():
+            for each in LANGUAGES[path](await served.tokenizer()):
+                found.setdefault(each.get("longCode", each["code"]), each)
+        return JSONResponse([*found.values()])
 
     async def _health(self, _: Request) -> Response:
-        """Say whether requests are decoded: the thread is ready, and moves while any wait."""
-        state: str = self._service.state
-        figures, now = self._service.figures(), time.monotonic()
-        waiting = max((now - began for began in self._began.values()), default=0.0)
-        still = min(waiting, figures.get("seconds_since_round", waiting)) > STALLED
-        if state == "ready" and figures["queued"] + figures["rows"] and still:
-            state = "stalled"
+        """Say whether requests are decoded."""
+        state = self._models.state
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
     async def _metrics(self, _: Request) -> Response:
@@ -185,13 +202,58 @@ class Endpoints(Collector):
         """Let a request's call join, and return what sends its answer."""
         settings = self._settings
         body = await read_body(request, settings.max_body, settings.body_seconds)
-        try:
-            answer = kind(requests.parse_body(body), self._service, settings)
-        except ValueError as error:
-            raise requests.as_refusal(error) from error
-        return partial(self._answer, answer)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                fields = requests.parse_body(body)
+                served = self._models.find(fields.get("model"))
+                service = await stack.enter_async_context(self._models.use(served))
+                answer = kind(fields, served.name, service, settings)
+            except ValueError as error:
+                raise requests.as_refusal(error) from error
+            return partial(self._answer, answer, stack.pop_all())
 
-    async def _answer(self, answer: Completion, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_text(self, path: str, request: Request) -> Response:
+        """Answer for a whole text, in a thread that the decoding of others does not wait for."""
+        settings = self._settings
+        body = await read_body(request, settings.max_body, settings.body_seconds)
+        remote = None
+        try:
+            fields = parse_fields(body, request.headers.get("content-type", ""))
+            keys, given = settings.api_keys, (fields.get("api_key") or fields.get("apiKey") or "")
+            if keys and not is_key(request.headers, keys, given=str(given)):
+                raise Refused(403, "the API key is missing or is not valid here: send a valid one")
+            async with self._models.use(await self._chosen(path, fields)) as service:
+                remote = Remote(service, service.decoder)
+                work = partial(TEXTS[path][0], fields, remote)
+                thread = asyncio.get_running_loop().run_in_executor(self._threads, work)
+                return JSONResponse(await unless_gone(request.receive, thread))
+        except (Refused, ValueError) as error:  # in the form that clients of these routes show
+            refused = error if isinstance(error, Refused) else requests.as_refusal(error)
+            return JSONResponse({"error": str(refused)}, refused.status, refused.headers)
+        finally:
+            if remote:
+                remote.leave()
+
+    async def _chosen(self, path: str, fields: dict[str, Any]) -> Served:
+        """Return the model that a request for a text names, or the first that can answer it."""
+        if "model" in fields:
+            return self._models.find(fields["model"])
+        _, fits, languages = TEXTS[path]
+        able = []
+        for served in self._models.models.values():
+            tokenizer = await served.tokenizer()
+            if await asyncio.to_thread(fits, fields, tokenizer):
+                return served
+            if languages(tokenizer):
+                able.append(served)
+        if not able:
+            raise Refused(404, f"no model of this server does what {path} is for: see {MODELS}")
+        return able[0]  # which says what it lacks
+
+    async def _answer(
+        self, answer: Completion, stack: contextlib.AsyncExitStack,
+        scope: Scope, receive: Receive, send: Send,
+    ) -> None:  # fmt: skip
         """Send an answer, whole or as a stream; its call ends with it or with its client."""
         self._began[answer.call] = time.monotonic()
         try:
@@ -204,6 +266,7 @@ class Endpoints(Collector):
         finally:
             answer.call.cancel()
             del self._began[answer.call]
+            await stack.aclose()
 
     async def _stream(self, answer: Completion, send: Send) -> None:
         """Send events; the last round comes with the end: one write instead of four."""
@@ -232,10 +295,16 @@ class Endpoints(Collector):
                     self._first_token.observe(time.monotonic() - began)
                 number, chunk = added
                 answer.chunks[number].append(chunk)
-            if write:
+            if write and not (added and answer.top is not None):
                 events = answer.round(*added) if added else PING
                 if answer.call.left:
                     await write(events)
+        if answer.top is not None:  # all rounds come with the end
+            await answer.explain()
+        if write and answer.top is not None:
+            events = "".join(
+                answer.round(i, chunk) for i, each in enumerate(answer.chunks) for chunk in each
+            )
         self._whole_request.observe(time.monotonic() - began)
         return events
 
@@ -251,20 +320,24 @@ class Completion:
     field = "prompt"  # of a request, with what is to be decoded
     prefix, kind, part_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, fields: dict[str, Any], service: Service, settings: Settings) -> None:
-        options = requests.parse_options(
-            fields, settings.model, settings.defaults, draw_seeds=settings.draw_seeds
-        )
+    def __init__(
+        self, fields: dict[str, Any], model: str, service: Service, settings: Settings
+    ) -> None:
+        options = requests.parse_options(fields, settings.defaults, draw_seeds=settings.draw_seeds)
+        self._service, self._samples = service, options.num_return_sequences
+        self.top = requests.number_of_top(fields, chat=self.field == "messages")
         self.call = service.submit(self.prompts(fields, service), options, self.field)
         self.chunks: list[list[Chunk]] = [[] for _ in range(self.call.left)]
         self.streams = fields.get("stream", False)
         self._closes = fields.get("stream_options", {}).get("include_usage")
+        self._explained: list[list[logprobs.Token]] = []  # of each output, if they are asked for
+        self._shown = [0] * self.call.left  # tokens of each output in the events so far
         self._traced = fields.get("speculative_t5", False)
         self._about = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "object": self.kind,
             "created": int(time.time()),
-            "model": settings.model,
+            "model": model,
         }
 
     def prompts(self, fields: dict[str, Any], service: Service) -> list[Prompt]:
@@ -274,9 +347,27 @@ class Completion:
         """Return what a choice has of an output that has ended."""
         return {"text": text}
 
+    def likely(self, tokens: Sequence[logprobs.Token]) -> dict[str, Any]:
+        """Return what a choice has of the probabilities of tokens."""
+        return logprobs.as_completion(tokens)
+
     def part(self, **delta: str) -> dict[str, Any]:
         """Return what an event has of a part of an output."""
         return {"text": delta.get("content", "")}
+
+    async def explain(self) -> None:
+        """Find how probable the tokens of outputs that have ended are, and which ones are most."""
+        for number, chunks in enumerate(self.chunks):
+            source = self.call.sources[number // self._samples]
+            self._explained.append(await logprobs.explain(self._service, source, chunks, self.top))
+
+    def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
+        """Return what is shown of the tokens of some rounds, the next ones of an output."""
+        if self.top is None:
+            return None
+        start = self._shown[index]
+        self._shown[index] += sum(len(chunk.tokens) for chunk in chunks)
+        return self.likely(self._explained[index][start : self._shown[index]])
 
     def whole(self) -> dict[str, Any]:
         """Return the response with all outputs."""
@@ -284,7 +375,7 @@ class Completion:
         for index, chunks in enumerate(self.chunks):
             text, reason = "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason
             own = {"finish_reason": REASONS[reason], **self.output(text), **self._trace(chunks)}
-            choices.append({"index": index, "logprobs": None, **own})
+            choices.append({"index": index, "logprobs": self._logprobs(index, chunks), **own})
         return self._about | {"choices": choices, "usage": self._usage()}
 
     def opening(self) -> str:
@@ -293,7 +384,8 @@ class Completion:
 
     def round(self, index: int, chunk: Chunk) -> str:
         """Return what a stream gets of one round of one output."""
-        sent = self._choice(index, **self.part(content=chunk.text), **self._trace([chunk]))
+        own = self.part(content=chunk.text) | self._trace([chunk])
+        sent = self._choice(index, **own, logprobs=self._logprobs(index, [chunk]))
         if chunk.finish_reason:
             sent += self._choice(index, **self.part(), finish_reason=REASONS[chunk.finish_reason])
         return sent
@@ -321,7 +413,7 @@ class Completion:
         return {"speculative_t5": {"tokens": tokens, "stats": numbers}}
 
     def _usage(self) -> dict[str, int]:
-        read = sum(self.call.prompt_tokens)
+        read = self.call.prompt_tokens
         emitted = sum(chunks[-1].stats.emitted for chunks in self.chunks)
         total = read + emitted
         return {"prompt_tokens": read, "completion_tokens": emitted, "total_tokens": total}
@@ -344,6 +436,9 @@ class Chat(Completion):
     def output(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
+    def likely(self, tokens: Sequence[logprobs.Token]) -> dict[str, Any]:
+        return logprobs.as_chat(tokens)
+
     def part(self, **delta: str) -> dict[str, Any]:
         return {"delta": delta}
 
@@ -354,7 +449,17 @@ class Chat(Completion):
 
 
 ANSWERS = {"/v1/completions": Completion, "/v1/chat/completions": Chat}  # by path
-PATHS = (*ANSWERS, MODELS, "/health", "/metrics", "/")
+# What answers a request for a text, whether a model can, and what says in which languages.
+Fields = dict[str, Any]
+TEXTS: dict[
+    str, tuple[Callable[[Fields, Remote], Any], Callable[[Fields, Any], bool], Callable[[Any], Any]]
+] = {
+    "/v2/check": (languagetool.check, languagetool.fits, languagetool.languages),
+    "/translate": (libretranslate.translate, libretranslate.fits, libretranslate.languages),
+    "/detect": (libretranslate.detect, lambda *_: True, bool),
+}
+LANGUAGES = {"/v2/languages": languagetool.languages, "/languages": libretranslate.languages}
+PATHS = (*ANSWERS, *TEXTS, *LANGUAGES, MODELS, "/health", "/metrics", "/")
 
 
 def as_event(value: dict[str, Any]) -> str:
@@ -363,19 +468,19 @@ def as_event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, object]) -> None:
-    """Wait for work to end; once the client has gone, cancel it and raise ClientDisconnect."""
+async def unless_gone(receive: Receive, work: Awaitable[Found]) -> Found:
+    """Return what work returns; once the client has gone, cancel it and raise ClientDisconnect."""
 
     async def leave() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.create_task(work), asyncio.create_task(leave())
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(leave())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnect
-        working.result()
+        return working.result()
     finally:
         working.cancel()
         leaving.cancel()

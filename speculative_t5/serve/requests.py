@@ -21,15 +21,16 @@ from ..tokenizers import Prompt
 MOST_FIELDS = 100
 MOST_TOKENS = 4096  # of an output, unless the server's default is more
 LARGEST = 2**31 - 1  # of integers that the device computes with, and so of all but seeds
+MOST_TOP = 5  # tokens shown beside each, with the logarithms of their probabilities
 LONGEST_NAME = 40  # characters of a field's name that may be misspelt
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 SAMPLING = GenerationOptions(temperature=1.0)  # with which each other option goes
 # Fields that would change the output and cannot, with the values that switch them off.
 OFF: dict[str, tuple[Any, ...]] = {
-    "echo": (False,), "logprobs": (False,), "prompt_logprobs": (False,), "ignore_eos": (False,),
+    "echo": (False,), "prompt_logprobs": (False,), "ignore_eos": (False,),
     "use_beam_search": (False,), "early_stopping": (False,), "scores": (False,),
-    "top_logprobs": (0,), "presence_penalty": (0,), "frequency_penalty": (0,), "min_p": (0,),
+    "presence_penalty": (0,), "frequency_penalty": (0,), "min_p": (0,),
     "best_of": (1,), "num_beams": (1,), "length_penalty": (1,), "tools": ([],), "functions": ([],),
     "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "suffix": ("",),
     "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "audio": (),
@@ -38,6 +39,7 @@ OFF: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 OTHERS = (
     "model", "models", "prompt", "messages", "stream", "stream_options", "speculative_t5", "user",
+    "logprobs", "top_logprobs",
 )  # fmt: skip
 # Fields with the options that they set. In chats max_completion_tokens overrides max_tokens.
 UNSET = ("max_new_tokens", "num_return_sequences", "logits_processors", *OFF)
@@ -74,7 +76,7 @@ class Refused(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.headers = status, headers
         kind = "server_error" if status >= 500 else "invalid_request_error"
         if status == 429:
             kind = "rate_limit_error"
@@ -113,10 +115,9 @@ def _no_number(text: str) -> NoReturn:
 
 
 def parse_options(
-    fields: Mapping[str, Any], model: str, defaults: GenerationOptions, *, draw_seeds: bool = False
+    fields: Mapping[str, Any], defaults: GenerationOptions, *, draw_seeds: bool = False
 ) -> GenerationOptions:
-    """Check all fields of a request except its prompts, and return its options."""
-    check_model(fields.get("model", model), model)
+    """Check the fields of a request except its model and prompts, and return its options."""
     for name, value in fields.items():
         if name != "best_of" or value != fields.get("n"):  # all outputs are sent
             check_name(name, value)
@@ -142,17 +143,6 @@ def parse_options(
                 "above 0", param="n",
             )  # fmt: skip
     return replace(defaults, **changes)
-
-
-def check_model(found: object, model: str) -> None:
-    """Refuse the name of another model."""
-    if not isinstance(found, str):
-        refuse("model", "text", found)
-    if found != model:
-        raise Refused(
-            404, f"there is no model {shown(found)} here: use {shown(model)}, or leave model out",
-            param="model", code="model_not_found",
-        )  # fmt: skip
 
 
 def check_name(name: str, value: Any) -> None:
@@ -222,6 +212,24 @@ def _biases(name: str, found: Any) -> dict[int, Any]:
         if not (token.isascii() and token.isdigit() and len(token) < 10):
             refuse(f"an id of {name}", "the digits of one", token, param=name)
     return {int(token): bias for token, bias in found.items()}
+
+
+def number_of_top(fields: Mapping[str, Any], *, chat: bool) -> int | None:
+    """Return how many of the most probable tokens are to be shown beside each, if any are.
+
+    Completions have their number in `logprobs`; chats in `top_logprobs`, if `logprobs` is true.
+    """
+    name, asked = "logprobs", fields.get("logprobs", False)
+    if chat:
+        name, top = "top_logprobs", fields.get("top_logprobs", 0)
+        asked = top if boolean("logprobs", asked) else False
+        if top and asked is False:
+            raise Refused(400, "top_logprobs needs logprobs: give true", param=name)
+    if asked is False:
+        return None
+    if type(asked) is not int or not 0 <= asked <= MOST_TOP:
+        refuse(name, f"an integer from 0 to {MOST_TOP}", asked)
+    return asked
 
 
 def boolean(name: str, found: Any) -> bool:

@@ -5,72 +5,64 @@ has gone.
 """
 
 import asyncio
-import contextlib
 import errno
 import hmac
 import ipaddress
-import resource
 import socket
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-import h11
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import decoded, shown
+from .models import Models
 from .requests import Refused
-from .service import Service
 
-PUBLIC = ("/", "/health")  # without a key
+PUBLIC = ("/", "/health", "/languages", "/v2/languages")  # without a key
 KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that they close first
 LAST_BYTES = 5  # seconds for clients to read responses that have ended
 BACKLOG = 2048  # connections that may wait to be accepted
-ACCEPTED = 8  # connections at a time; until one is refused, it is a file that is open
-HEAD_SECONDS = 30  # for a request's head, and for the rest of a body after its response
-FILES = 8192  # to allow this process, if its hard limit is not lower
-RESERVE = 64  # files that are not connections, and connections about to be refused
-LEAST = 16  # connections, however few files there may be
+ACCEPTED = 8  # connections at a time
+CLOSE = {"Connection": "close"}  # where a body may have no end
 
 
 class Server(uvicorn.Server):
-    """Answers from the start, by 503 until the service is ready, and while it stops.
+    """Answers from the start, by 503 until the first model is ready, and while it stops.
 
-    The service is started and stopped here; running outputs may take `shutdown_seconds` then.
-    `ready` is called once the service is.
+    The models are started and stopped here; running outputs may take `shutdown_seconds` then.
+    `ready` is called once the first one is.
     """
 
     def __init__(
-        self, app: ASGIApp, service: Service, *, shutdown_seconds: float, ready: Callable[[], None]
+        self, app: ASGIApp, models: Models, *, shutdown_seconds: float, ready: Callable[[], None]
     ) -> None:
         # What uvicorn logs by default is not set up here: the metrics count requests.
         config = uvicorn.Config(
-            app, http=Connection, ws="none", lifespan="off", log_config=None, access_log=False,
+            app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=LAST_BYTES, backlog=ACCEPTED,
         )  # fmt: skip
         super().__init__(config)
-        self._service, self._shutdown_seconds = service, shutdown_seconds
+        self._models, self._shutdown_seconds = models, shutdown_seconds
         self._ready: Callable[[], None] | None = ready  # until it has been called
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and begin to load."""
-        Connection.most = raise_file_limit()
         await super().startup(sockets)
         for listening in sockets or ():  # asyncio takes what it accepts at a time for the backlog
             listening.listen(BACKLOG)
-        self._service.start()
+        self._models.start()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look ten times a second whether the service is ready, or has failed for good."""
-        if self._service.failure is not None:
+        """Look ten times a second whether the model is ready, or has failed for good."""
+        if self._models.failure is not None:
             self.should_exit = True
-        elif self._service.state == "ready" and self._ready:
+        elif self._models.state == "ready" and self._ready:
             self._ready()
             self._ready = None
         return await super().on_tick(counter)
@@ -85,9 +77,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running outputs end, answering everybody else by 503; then close."""
-        # Loading may take long, as when a model is downloaded, and no output waits for it.
-        seconds = 0.0 if self._service.state == "loading" else self._shutdown_seconds
-        await self._service.stop(seconds, hurried=lambda: self.force_exit)
+        await self._models.stop(self._shutdown_seconds, hurried=lambda: self.force_exit)
         await super().shutdown(sockets)
 
 
@@ -114,70 +104,6 @@ def bind(host: str, port: int) -> socket.socket:
         else:
             wrong = "cannot be listened on: choose a --host that is an address of this machine"
         raise ValueError(f"port {port} of {host} {wrong}") from error
-
-
-class Connection(H11Protocol):
-    """Closes itself when it has nothing to answer for too long, and is refused if files run out.
-
-    uvicorn would never close one that is silent, or sends a head byte by byte, and its
-    `limit_concurrency` does not count connections before their first request. Some of what is used
-    here is private to uvicorn; a test of it fails when uvicorn changes that.
-    """
-
-    most = LEAST  # connections at a time
-    _closing: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse the connection if there are too many, or wait for its first request."""
-        super().connection_made(transport)
-        if len(self.connections) > self.most:
-            transport.abort()
-        else:
-            self._close_later()
-
-    def data_received(self, data: bytes) -> None:
-        """Stop the timer if there is something to answer; otherwise let it run."""
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._close_never()
-        else:
-            self._close_later()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Leave no timer behind."""
-        self._close_never()
-        super().connection_lost(exc)
-
-    def _close_later(self) -> None:
-        if self._closing is None:
-            self._closing = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-
-    def _close_never(self) -> None:
-        if self._closing is not None:
-            self._closing.cancel()
-        self._closing = None
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, or only close the connection if there is an answer already."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
-
-    def _should_upgrade(self) -> bool:
-        """Answer in HTTP/1.1 whatever else is offered; uvicorn would log two lines each time."""
-        return False
-
-
-def raise_file_limit() -> int:
-    """Let this process open more files, and return how many connections it may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # macOS may have a limit below the hard one
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-    return max(LEAST, (FILES if soft == resource.RLIM_INFINITY else soft) - RESERVE)
 
 
 def is_loopback(host: str) -> bool:
@@ -229,13 +155,24 @@ def check_site(
         )  # fmt: skip
 
 
-def check_key(scope: Scope, headers: Headers, *, keys: Collection[str]) -> None:
-    """Refuse requests without one of the API keys, except for what is public."""
+def is_key(headers: Headers, keys: Collection[str], given: str = "") -> bool:
+    """Whether a request has one of the API keys, in its headers or as what was given."""
     scheme, _, rest = headers.get("authorization", "").partition(" ")
-    found = rest.strip().encode("latin-1")  # as headers are read
+    found = [given.encode()]
+    if scheme.lower() == "bearer":
+        found.append(rest.strip().encode("latin-1"))  # as headers are read
     # All are compared, each in constant time.
-    right = [hmac.compare_digest(found, key.encode()) for key in keys]
-    if scope["path"] not in PUBLIC and not (any(right) and scheme.lower() == "bearer"):
+    return any([hmac.compare_digest(each, key.encode()) for each in found for key in keys])
+
+
+def check_key(
+    scope: Scope, headers: Headers, *, keys: Collection[str], others: Collection[str] = ()
+) -> None:
+    """Refuse requests without one of the API keys.
+
+    Left out is what is public, and the `others`, whose bodies may have the key.
+    """
+    if not (scope["path"] in (*PUBLIC, *others) or is_key(headers, keys)):
         raise Refused(
             401, "the API key is missing or is not valid here: send a valid one as "
             "Authorization: Bearer KEY", code="invalid_api_key",
@@ -282,10 +219,11 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
                 too_large = size > most
     except TimeoutError as error:
         wrong = f"the body did not arrive in {seconds:g} seconds: send it again"
-        raise Refused(408, wrong) from error
+        raise Refused(408, wrong, headers=CLOSE) from error
     if too_large:
         wrong = f"the body has more than {most:,} bytes: split the request"
-        raise Refused(413, wrong, code="request_too_large")
+        headers = None if length else CLOSE  # the rest of a known length is read and dropped
+        raise Refused(413, wrong, code="request_too_large", headers=headers)
     return b"".join(parts)
 
 

@@ -9,9 +9,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from ..decoding import PREFETCH_TOKENS, Batch, Request, Round
 from ..errors import check_integer, first_line
@@ -29,7 +30,10 @@ STOPPED = "the server stopped before the output had ended: wait and send the req
 
 log = logging.getLogger(__name__)
 
+NOW = ("queued", "rows", "seconds_since_round")  # figures that are no totals
+
 State = Literal["loading", "ready", "stopping", "failed", "stopped"]
+Answer = TypeVar("Answer")
 
 
 Result = Chunk | Refused  # what a round adds to an output, or why none follows
@@ -49,13 +53,18 @@ class Output:
 class Call:
     """One request being decoded."""
 
-    prompt_tokens: list[int]  # number of ids of each prompt
+    sources: list[list[int]]  # ids of each prompt
     left: int  # outputs that have not ended, as far as they have been read
     changed: threading.Condition  # the service's, which guards the next two
     cancelled: bool = False
     waiting: deque[Output] = field(default_factory=deque)  # that have no row yet
     # Results that have not been read, with the numbers of their outputs.
     queue: asyncio.Queue[tuple[int, Result]] = field(default_factory=asyncio.Queue)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many ids all prompts have."""
+        return sum(map(len, self.sources))
 
     async def chunks(
         self, patience: float | None = None
@@ -110,7 +119,7 @@ class Service:
     ) -> None:
         self._load = load
         self._batch_size = check_integer("batch_size", batch_size, 1)
-        self._max_queue = check_integer("max_queue", max_queue, 1)
+        self.max_queue = check_integer("max_queue", max_queue, 1)
         self._decoder: SpeculativeDecoder | None = None
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
         self._numbers = count()  # of outputs, as indices of their requests
@@ -120,6 +129,8 @@ class Service:
         # Why nothing is decoded any more: the error of `load`, or a RuntimeError of one line.
         self.failure: BaseException | None = None
         self._calls: deque[Call] = deque()  # with outputs that wait, the next one first
+        # What is computed between rounds, and where the answers go.
+        self._jobs: deque[tuple[Future[Any], Callable[[SpeculativeDecoder], Any]]] = deque()
         self._running: dict[int, Output] = {}  # by the index of the request
         self._deadline = math.inf  # of all outputs, in the time of time.monotonic
         self._last_round: float | None = None  # in the same time
@@ -145,6 +156,11 @@ class Service:
             raise self._unavailable()
         return self._decoder
 
+    def check_loaded(self) -> None:
+        """Refuse what has to wait until the decoder has been loaded."""
+        if self.state == "loading":
+            raise self._unavailable()
+
     def submit(
         self, prompts: Sequence[Prompt], options: GenerationOptions, field: str = "prompt"
     ) -> Call:
@@ -159,9 +175,9 @@ class Service:
         options.check_stream(several=True)
         samples = options.num_return_sequences
         wanted = len(prompts) * samples
-        if wanted > self._max_queue:
+        if wanted > self.max_queue:
             raise ValueError(
-                f"the request asks for {wanted} outputs, and the queue holds {self._max_queue}: "
+                f"the request asks for {wanted} outputs, and the queue holds {self.max_queue}: "
                 "split the request"
             )
         self._check_room(wanted)
@@ -174,7 +190,7 @@ class Service:
         except ValueError as error:
             raise Refused(400, str(error), param=field) from error
         own = decoder.bind(options)
-        call = Call([*map(len, sources)], wanted, self._changed)
+        call = Call(sources, wanted, self._changed)
         for number in range(wanted):
             source = sources[number // samples]
             request = Request(next(self._numbers), source, own, number)
@@ -182,10 +198,24 @@ class Service:
             call.waiting.append(Output(call, number, request, detokenizer))
         with self._changed:
             self._check_room(wanted)  # the state may have changed
-            self._totals["prompt_tokens"] += sum(call.prompt_tokens)
+            self._totals["prompt_tokens"] += call.prompt_tokens
             self._calls.append(call)
             self._changed.notify_all()
         return call
+
+    def compute(self, job: Callable[[SpeculativeDecoder], Answer]) -> Future[Answer]:
+        """Let the thread that owns the device compute something short, between two rounds.
+
+        Raises:
+            Refused: If the service is not ready; the future has it if the service ends before.
+        """
+        found: Future[Answer] = Future()
+        with self._changed:
+            if self.state != "ready":
+                raise self._unavailable()
+            self._jobs.append((found, job))
+            self._changed.notify_all()
+        return found
 
     def figures(self) -> dict[str, float]:
         """Return what there is now, and totals since the start, see `app.HELP`."""
@@ -221,12 +251,12 @@ class Service:
         with self._changed:
             if self.state != "ready":
                 raise self._unavailable()
-            lacking = self._queued + wanted - self._max_queue
+            lacking = self._queued + wanted - self.max_queue
             if lacking > 0:
                 seconds = math.ceil(lacking * self._busy / max(self._ended, 1))
                 seconds = min(max(1, seconds), MOST_SECONDS)
                 raise Refused(
-                    429, f"the queue holds {self._max_queue} outputs, {self._queued} wait already, "
+                    429, f"the queue holds {self.max_queue} outputs, {self._queued} wait already, "
                     f"and the request asks for {wanted}: wait and send the request again",
                     code="queue_full", headers={"Retry-After": str(seconds)},
                 )  # fmt: skip
@@ -278,6 +308,7 @@ class Service:
         """Decode until the service is stopped."""
         while self._wait():
             try:
+                self._compute()
                 joining = self._join()
                 batch.end([row for row in batch.rows if row.index not in self._running])
                 batch.add(joining)
@@ -292,10 +323,20 @@ class Service:
     def _wait(self) -> bool:
         """Wait for something to decode; return whether there is any, and time for it."""
         with self._changed:
-            while not (self._calls or self._running or self.state != "ready"):
+            while not (self._calls or self._running or self._jobs or self.state != "ready"):
                 self._changed.wait()
             over = self.state == "stopped" or time.monotonic() >= self._deadline
-            return not over and bool(self._calls or self._running)
+            return not over and bool(self._calls or self._running or self._jobs)
+
+    def _compute(self) -> None:
+        """Do one of the jobs, so that rounds go on between them."""
+        with self._changed:
+            found, job = self._jobs.popleft() if self._jobs else (None, None)
+        if found and job and found.set_running_or_notify_cancel():
+            try:
+                found.set_result(job(self.decoder))
+            except Exception as error:  # it is the caller's, and ends nothing else
+                found.set_exception(error)
 
     def _join(self) -> list[Request]:
         """Forget outputs of cancelled calls, and give free rows to waiting ones.
@@ -348,14 +389,20 @@ class Service:
         """End running outputs in an error; with a state, in any thread, those that wait, too."""
         with self._changed:
             outputs, self._running = [*self._running.values()], {}
+            jobs: list[Future[Any]] = []
             if state:
                 outputs += [output for call in self._calls for output in call.waiting]
                 self._calls.clear()
+                jobs = [found for found, _ in self._jobs]
+                self._jobs.clear()
                 self.state = self.state if self.state in ("failed", "stopped") else state
                 self._changed.notify_all()
             if error == FAILED:
                 self._totals["failures"] += len(outputs)
         status = 500 if error == FAILED else 503
+        for found in jobs:
+            if found.set_running_or_notify_cancel():
+                found.set_exception(Refused(status, error))
         self._send([(output, Refused(status, error)) for output in outputs])
 
     def _send(self, results: Sequence[tuple[Output, Result]]) -> None:

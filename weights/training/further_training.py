@@ -41,7 +41,7 @@ sys.path.append(str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
 
 from programs.checkpoints import as_hugging_face
 
-OWN = ("prefix", "draft", "min_probability", "split_special_tokens")
+OWN = ("prefix", "draft", "min_probability", "corrects", "split_special_tokens")
 SENTINELS = 100  # ids that T5's tokenizers keep after the pieces
 WARM_UP = 100  # steps
 HELD_OUT = 150  # examples of each kind

@@ -1,0 +1,208 @@
+"""LanguageTool's protocol, which editors speak: a text goes in, and what may be wrong comes out.
+
+A model says how a text should be, not what is wrong with it: each match is one of the shortest
+edits that make the one of the other, and its rule says no more than what kind of edit it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from langcodes import tag_is_valid
+
+from .. import __version__
+from ..documents import LANGUAGES, Piece, RewriteOptions, edits, lines
+from ..errors import shown
+from ..tokenizers import language_name, main_region
+from .requests import Refused
+from .texts import Remote, detected, text_field
+
+AROUND = 40  # characters of a match's context on each side
+# Editors ask only for texts in the regions that they are told; else it is the language's main one.
+REGIONS = {
+    "en": "US GB AU CA IE IN NZ ZA", "de": "DE AT CH", "fr": "FR BE CA CH", "es": "ES AR MX",
+    "pt": "PT BR", "nl": "NL BE",
+}  # fmt: skip
+SOFTWARE = {"name": "speculative_t5", "version": __version__, "apiVersion": 1}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A kind of edit, in LanguageTool's terms."""
+
+    kind: str
+    message: str
+    category: str = "GRAMMAR"
+    issue: str = "grammar"
+
+    def as_json(self) -> dict[str, Any]:
+        category = {"id": self.category, "name": self.category.capitalize()}
+        return {"id": f"T5_{self.kind}", "description": self.message, "issueType": self.issue,
+                "category": category}  # fmt: skip
+
+
+SPACES = Rule("SPACES", "The spaces may be wrong here.", "TYPOGRAPHY", "whitespace")
+CASE = Rule("CASE", "Capital or small letters may be wrong here.", "CASING", "typographical")
+PUNCTUATION = Rule(
+    "PUNCTUATION", "The punctuation may be wrong here.", "PUNCTUATION", "typographical"
+)
+MISSING = Rule("MISSING", "A word may be missing here.")
+EXTRA = Rule("EXTRA", "There may be a word too many here.")
+WORD = Rule("WORD", "Another word, or another form of it, may be meant here.")
+WORDS = Rule("WORDS", "Other words may be meant here.")
+
+
+def rule_of(before: str, after: str) -> Rule:
+    """Return the rule for an edit by its kind."""
+    if "".join(before.split()) == "".join(after.split()):
+        return SPACES
+    if before.casefold() == after.casefold():
+        return CASE
+    old, new = (re.findall(r"\w+(?:['’]\w+)*", text.casefold()) for text in (before, after))
+    if old == new:
+        return PUNCTUATION
+    if _is_within(old, new):
+        return MISSING
+    if _is_within(new, old):
+        return EXTRA
+    return WORD if len(old) == len(new) == 1 else WORDS
+
+
+def _is_within(some: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether words are among others, in their order."""
+    rest = iter(words)
+    return all(word in rest for word in some)
+
+
+def check(fields: dict[str, Any], decoder: Remote) -> dict[str, Any]:
+    """Answer POST /v2/check: correct a text, and return the edits as matches.
+
+    There are none in a text that is found to be in another language than the model's.
+    With the level picky also those that the model is not sure of. Offsets and lengths are in UTF-16
+    code units of what was sent, markup included.
+    """
+    given, text, places = _read(fields)
+    codes = _codes(decoder.tokenizer)
+    language, sure = text_field(fields, "language"), 1.0
+    auto = language == "auto"
+    if auto:
+        language, sure = detected(text, codes)
+    code = re.split("[-_]", language)[0].casefold()
+    if not auto and not (code in codes and tag_is_valid(language)):
+        names = ", ".join(f"{language_name(each)} ({each})" for each in codes) or "no language"
+        raise Refused(
+            400, f"language is {shown(language)}, and the model corrects {names}: give one of its "
+            "languages, or auto", param="language",
+        )  # fmt: skip
+    options = RewriteOptions(language=code if code in LANGUAGES else "en")
+    document = decoder.document(text if code in codes else "", options)
+    units = [0, *accumulate(len(c.encode("utf-16-le")) // 2 for c in given)]
+    matches = []
+    for piece in sorted(document.rewrite(), key=lambda piece: piece.start):
+        for start, end, new, rule, message in _edits(piece, fields.get("level") == "picky"):
+            first, last = places[start], places[end - 1] + 1
+            is_text = first >= 0 and [*places[start:end]] == [*range(first, last)]
+            if not (is_text and _is_wanted(rule, fields)):  # or it would change markup
+                continue
+            before, behind = given[max(0, first - AROUND) : first], given[last : last + AROUND]
+            context = "".join((before, given[first:last], behind))
+            matches.append({
+                "message": message,
+                "shortMessage": rule.message,
+                "offset": units[first],
+                "length": units[last] - units[first],
+                "replacements": [{"value": new}],
+                "context": {
+                    "text": re.sub(r"\s", " ", context),
+                    "offset": len(before.encode("utf-16-le")) // 2,
+                    "length": units[last] - units[first],
+                },
+                "sentence": " ".join(piece.source.split()),
+                "rule": rule.as_json(),
+            })  # fmt: skip
+    about: dict[str, Any] = {"name": language_name(language), "code": language}
+    about["detectedLanguage"] = {**about, "confidence": sure}
+    return {"software": SOFTWARE, "language": about, "matches": matches}
+
+
+def _read(fields: dict[str, Any]) -> tuple[str, str, Sequence[int]]:
+    """Return what was sent, the text in it, and where in the one each character of the other is.
+
+    `data` has parts of text and of markup, which may be read as something else: of that, the
+    place is negative.
+    """
+    if "data" not in fields:
+        text = text_field(fields, "text")
+        return text, text, range(len(text))
+    given, text, places = "", "", list[int]()
+    try:
+        data = fields["data"]
+        for part in (json.loads(data) if isinstance(data, str) else data)["annotation"]:
+            read = part["text"] if "text" in part else part.get("interpretAs") or ""
+            start = len(given) if "text" in part else -len(given) - len(read) - 1
+            places += range(start, start + len(read))
+            given += part["text"] if "text" in part else part["markup"]
+            text += read
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise Refused(
+            400, "data must be an object with a list annotation of objects with text or markup: "
+            "send that, or send text", param="data",
+        ) from error  # fmt: skip
+    return given, text, places
+
+
+def _edits(piece: Piece, picky: bool) -> Iterator[tuple[int, int, str, Rule, str]]:
+    """Yield where each edit of a piece begins and ends in the text, its words, rule and message."""
+    wanted, doubt = piece.output, ""
+    refused = piece.refused or ""
+    fits = refused and len(lines(refused)) == len(lines(piece.source))
+    if picky and piece.status == "kept" and fits:
+        wanted, doubt = refused, f" Held back: {piece.reason}."
+    for start, end, new in edits(piece.source, wanted):
+        rule = rule_of(piece.source[start:end], new)
+        yield piece.start + start, piece.start + end, new, rule, rule.message + doubt
+
+
+def _is_wanted(rule: Rule, fields: Mapping[str, Any]) -> bool:
+    """Whether a request wants the matches of a rule."""
+
+    def names(kind: str) -> bool:
+        rules, categories = (fields.get(f"{kind}{what}", "") for what in ("Rules", "Categories"))
+        return f"T5_{rule.kind}" in str(rules).split(",") or rule.category in str(categories).split(
+            ","
+        )
+
+    if str(fields.get("enabledOnly")).casefold() == "true":
+        return names("enabled")
+    return not names("disabled")
+
+
+def _codes(tokenizer: Any) -> list[str]:
+    translates = bool(tokenizer.languages.prefixes)
+    return tokenizer.corrects or ([] if translates else LANGUAGES)
+
+
+def fits(fields: dict[str, Any], tokenizer: Any) -> bool:
+    """Whether a model corrects the language of a request."""
+    language, codes = str(fields.get("language")), _codes(tokenizer)
+    if language == "auto" and codes:
+        language, _ = detected(_read(fields)[1], codes)
+    return re.split("[-_]", language)[0].casefold() in codes
+
+
+def languages(tokenizer: Any) -> list[dict[str, str]]:
+    """Return what GET /v2/languages says of a model.
+
+    One that translates corrects nothing, unless it says so; others may correct any language.
+    """
+    found = []
+    for code in _codes(tokenizer):
+        regions = REGIONS.get(code, main_region(code)).split()
+        for tag in (code, *(f"{code}-{region}" for region in regions)):
+            found.append({"name": language_name(tag), "code": code, "longCode": tag})
+    return found
