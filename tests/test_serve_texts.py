@@ -443,16 +443,17 @@ def shipped(models: Models) -> Any:
 
 
 def test_rows_are_free_once_the_client_of_a_text_has_left(server: Served, models: Models) -> None:
+    service = models.first.service
+    assert service
+    before = service.figures()["emitted"]
     body = {"text": " ".join(LEARNERS * 3), "language": "en"}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v2/check", json=body, timeout=httpx.Timeout(5, read=0.3))
-    service = models.first.service
-    assert service
     wait_until(lambda: not models.first.users)
     wait_until(lambda: not service.figures()["rows"] and not service.figures()["queued"])
     emitted = service.figures()["emitted"]
     time.sleep(0.3)
-    assert service.figures()["emitted"] == emitted
+    assert service.figures()["emitted"] == emitted < before + 3000, "half of the text at most"
 
 
 def test_keys_come_in_headers_or_in_fields() -> None:
