@@ -3,7 +3,7 @@
 Texts are learners' sentences, some with emoji, combining marks or words from right to left among
 them. Applying all matches has to give the text of `rewrite`, character by character. Then clients
 at a time send the same texts, and their throughput is compared with that of `rewrite` on all of
-them joined, by turns.
+them joined; the two take turns.
 """
 
 import json

@@ -23,7 +23,7 @@ from .requests import Refused
 from .texts import Remote, detected, text_field
 
 AROUND = 40  # characters of a match's context on each side
-# Editors ask only for texts in the regions that they are told; else it is the language's main one.
+# Editors check only texts whose language and region are listed. Others have their main region.
 REGIONS = {
     "en": "US GB AU CA IE IN NZ ZA", "de": "DE AT CH", "fr": "FR BE CA CH", "es": "ES AR MX",
     "pt": "PT BR", "nl": "NL BE",
