@@ -19,9 +19,8 @@ from typing import Any, ClassVar
 from speculative_t5.decoding import Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions
-from speculative_t5.serve import Models
+from speculative_t5.serve import Models, Settings, make_app
 from speculative_t5.serve import Served as Model
-from speculative_t5.serve.app import Settings, make_app
 from speculative_t5.serve.requests import Refused
 from speculative_t5.serve.server import Server, bind
 from speculative_t5.serve.service import State

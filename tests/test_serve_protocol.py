@@ -8,7 +8,7 @@ from typing import Any
 
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.serve import Settings, make_app
-from speculative_t5.serve.app import as_event
+from speculative_t5.serve.completions import as_event
 
 import openai
 import pytest

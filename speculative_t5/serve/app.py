@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,20 +21,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import shown
-from ..generation import Chunk, GenerationOptions
-from ..tokenizers import ChatTokenizer, Prompt
-from . import languagetool, libretranslate, logprobs, requests
-from .models import Models, Served
+from . import languagetool, libretranslate, requests
+from .completions import ANSWERS, Completion, as_event
+from .models import MODELS, Models, Served
 from .page import HEADERS, PAGE
 from .requests import Refused
-from .server import check_key, check_site, guarded, is_key, read_body
-from .service import NOW, Call, Service
-from .texts import Remote, parse_fields
-
-Found = TypeVar("Found")
+from .server import check_key, check_site, guarded, read_body, unless_gone
+from .service import NOW, Call
+from .settings import Settings
+from .text_routes import LANGUAGES, TEXTS, TextEndpoints
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
-MODELS = "/v1/models"
 PREFIX = "speculative_t5_"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 # Figures of services: what there is now, and totals without the warm-up.
@@ -54,10 +46,7 @@ HELP = {
     "failures": "Outputs that ended because decoding failed.",
     "seconds_since_round": "Seconds since the last pass of the target, if there was one.",
 }
-MOST_TEXTS = 64  # whole texts being answered; further ones wait
 
-REASONS: dict[str | None, str] = {"eos": "stop", "stop": "stop", "length": "length"}
-STATISTICS = ("rounds", "drafted", "accepted", "emitted", "seconds")
 DONE = "data: [DONE]\n\n"
 PING = ": ping\n\n"
 STREAM_HEADERS = [
@@ -65,20 +54,6 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How the application answers."""
-
-    defaults: GenerationOptions  # of requests that do not give them
-    api_keys: Sequence[str] = ()  # one must come with each request; without any, none is needed
-    cors_origins: Sequence[str] = ()  # the sites whose pages may ask; "*" is all
-    local: bool = True  # whether only this machine reaches the server: Host headers are checked
-    draw_seeds: bool = False  # whether a request without a seed gets a random one
-    max_body: int = 2 * 2**20  # bytes
-    body_seconds: float = 30.0  # that a body may take
-    ping_seconds: float = 15.0  # without an event, after which a stream gets a comment
 
 
 def make_app(models: Models, settings: Settings) -> Starlette:
@@ -130,7 +105,7 @@ class Endpoints(Collector):
         self._models = models
         self._settings = settings
         self._created = int(time.time())
-        self._threads = ThreadPoolExecutor(MOST_TEXTS, "texts")
+        texts = TextEndpoints(models, settings)
         self._began: dict[Call, float] = {}  # in the time of time.monotonic
         self.registry = prometheus.CollectorRegistry()
         self.registry.register(self)
@@ -144,8 +119,8 @@ class Endpoints(Collector):
         self.routes = [
             *(Route(path, partial(self._generate, kind), methods=["POST"])
               for path, kind in ANSWERS.items()),
-            *(Route(path, partial(self._answer_text, path), methods=["POST"]) for path in TEXTS),
-            *(Route(path, partial(self._languages, path)) for path in LANGUAGES),
+            *(Route(path, partial(texts.answer, path), methods=["POST"]) for path in TEXTS),
+            *(Route(path, partial(texts.languages, path)) for path in LANGUAGES),
             Route(MODELS, self._all_models),
             Route(MODELS + "/{model:path}", self._one_model),
             Route("/health", self._health),
@@ -179,13 +154,6 @@ class Endpoints(Collector):
             "translates": libretranslate.languages(tokenizer),
         }  # fmt: skip
 
-    async def _languages(self, path: str, _: Request) -> Response:
-        found: dict[str, Any] = {}
-        for served in self._models.models.values():
-            for each in LANGUAGES[path](await served.tokenizer()):
-                found.setdefault(each.get("longCode", each["code"]), each)
-        return JSONResponse([*found.values()])
-
     async def _health(self, _: Request) -> Response:
         """Say whether requests are decoded."""
         state = self._models.state
@@ -211,44 +179,6 @@ class Endpoints(Collector):
             except ValueError as error:
                 raise requests.as_refusal(error) from error
             return partial(self._answer, answer, stack.pop_all())
-
-    async def _answer_text(self, path: str, request: Request) -> Response:
-        """Answer for a whole text, in a thread that the decoding of others does not wait for."""
-        settings = self._settings
-        body = await read_body(request, settings.max_body, settings.body_seconds)
-        remote = None
-        try:
-            fields = parse_fields(body, request.headers.get("content-type", ""))
-            keys, given = settings.api_keys, (fields.get("api_key") or fields.get("apiKey") or "")
-            if keys and not is_key(request.headers, keys, given=str(given)):
-                raise Refused(403, "the API key is missing or is not valid here: send a valid one")
-            async with self._models.use(await self._chosen(path, fields)) as service:
-                remote = Remote(service, service.decoder)
-                work = partial(TEXTS[path][0], fields, remote)
-                thread = asyncio.get_running_loop().run_in_executor(self._threads, work)
-                return JSONResponse(await unless_gone(request.receive, thread))
-        except (Refused, ValueError) as error:  # in the form that clients of these routes show
-            refused = error if isinstance(error, Refused) else requests.as_refusal(error)
-            return JSONResponse({"error": str(refused)}, refused.status, refused.headers)
-        finally:
-            if remote:
-                remote.leave()
-
-    async def _chosen(self, path: str, fields: dict[str, Any]) -> Served:
-        """Return the model that a request for a text names, or the first that can answer it."""
-        if "model" in fields:
-            return self._models.find(fields["model"])
-        _, fits, languages = TEXTS[path]
-        able = []
-        for served in self._models.models.values():
-            tokenizer = await served.tokenizer()
-            if await asyncio.to_thread(fits, fields, tokenizer):
-                return served
-            if languages(tokenizer):
-                able.append(served)
-        if not able:
-            raise Refused(404, f"no model of this server does what {path} is for: see {MODELS}")
-        return able[0]  # which says what it lacks
 
     async def _answer(
         self, answer: Completion, stack: contextlib.AsyncExitStack,
@@ -309,182 +239,7 @@ class Endpoints(Collector):
         return events
 
 
-class Completion:
-    """Lets a request join, and makes the response to it, whole or as the events of a stream.
-
-    This is OpenAI's protocol for completions. Choices show tokens with their origins, and the
-    statistics so far, if the request says so. `completion_tokens` counts what was emitted, EOS
-    included, as `Stats.emitted` does.
-    """
-
-    field = "prompt"  # of a request, with what is to be decoded
-    prefix, kind, part_kind = "cmpl", "text_completion", "text_completion"
-
-    def __init__(
-        self, fields: dict[str, Any], model: str, service: Service, settings: Settings
-    ) -> None:
-        options = requests.parse_options(fields, settings.defaults, draw_seeds=settings.draw_seeds)
-        self._service, self._samples = service, options.num_return_sequences
-        self.top = requests.number_of_top(fields, chat=self.field == "messages")
-        self.call = service.submit(self.prompts(fields, service), options, self.field)
-        self.chunks: list[list[Chunk]] = [[] for _ in range(self.call.left)]
-        self.streams = fields.get("stream", False)
-        self._closes = fields.get("stream_options", {}).get("include_usage")
-        self._explained: list[list[logprobs.Token]] = []  # of each output, if they are asked for
-        self._shown = [0] * self.call.left  # tokens of each output in the events so far
-        self._traced = fields.get("speculative_t5", False)
-        self._about = {
-            "id": f"{self.prefix}-{uuid.uuid4().hex}",
-            "object": self.kind,
-            "created": int(time.time()),
-            "model": model,
-        }
-
-    def prompts(self, fields: dict[str, Any], service: Service) -> list[Prompt]:
-        return requests.parse_prompts(fields)
-
-    def output(self, text: str) -> dict[str, Any]:
-        """Return what a choice has of an output that has ended."""
-        return {"text": text}
-
-    def likely(self, tokens: Sequence[logprobs.Token]) -> dict[str, Any]:
-        """Return what a choice has of the probabilities of tokens."""
-        return logprobs.as_completion(tokens)
-
-    def part(self, **delta: str) -> dict[str, Any]:
-        """Return what an event has of a part of an output."""
-        return {"text": delta.get("content", "")}
-
-    async def explain(self) -> None:
-        """Find how probable the tokens of outputs that have ended are, and which ones are most."""
-        for number, chunks in enumerate(self.chunks):
-            source = self.call.sources[number // self._samples]
-            self._explained.append(await logprobs.explain(self._service, source, chunks, self.top))
-
-    def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
-        """Return what is shown of the tokens of some rounds, the next ones of an output."""
-        if self.top is None:
-            return None
-        start = self._shown[index]
-        self._shown[index] += sum(len(chunk.tokens) for chunk in chunks)
-        return self.likely(self._explained[index][start : self._shown[index]])
-
-    def whole(self) -> dict[str, Any]:
-        """Return the response with all outputs."""
-        choices = []
-        for index, chunks in enumerate(self.chunks):
-            text, reason = "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason
-            own = {"finish_reason": REASONS[reason], **self.output(text), **self._trace(chunks)}
-            choices.append({"index": index, "logprobs": self._logprobs(index, chunks), **own})
-        return self._about | {"choices": choices, "usage": self._usage()}
-
-    def opening(self) -> str:
-        """Return what a stream begins with."""
-        return ""
-
-    def round(self, index: int, chunk: Chunk) -> str:
-        """Return what a stream gets of one round of one output."""
-        own = self.part(content=chunk.text) | self._trace([chunk])
-        sent = self._choice(index, **own, logprobs=self._logprobs(index, [chunk]))
-        if chunk.finish_reason:
-            sent += self._choice(index, **self.part(), finish_reason=REASONS[chunk.finish_reason])
-        return sent
-
-    def closing(self) -> str:
-        """Return what a stream ends with: the numbers of tokens, if the request says so."""
-        return self._event([], usage=self._usage()) if self._closes else ""
-
-    def _choice(self, index: int, **own: Any) -> str:
-        return self._event([{"index": index, "logprobs": None, "finish_reason": None, **own}])
-
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        return as_event(self._about | {"object": self.part_kind, "choices": choices, **more})
-
-    def _trace(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        """Return the tokens of some rounds with their origins, if they are shown."""
-        if not self._traced:
-            return {}
-        tokens = [
-            {"text": text, "origin": origin}
-            for chunk in chunks
-            for text, origin in zip(chunk.pieces, chunk.origins, strict=False)
-        ]
-        numbers = {name: getattr(chunks[-1].stats, name) for name in STATISTICS}
-        return {"speculative_t5": {"tokens": tokens, "stats": numbers}}
-
-    def _usage(self) -> dict[str, int]:
-        read = self.call.prompt_tokens
-        emitted = sum(chunks[-1].stats.emitted for chunks in self.chunks)
-        total = read + emitted
-        return {"prompt_tokens": read, "completion_tokens": emitted, "total_tokens": total}
-
-
-class Chat(Completion):
-    """The same in OpenAI's protocol for chats."""
-
-    field = "messages"
-    prefix, kind, part_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def prompts(self, fields: dict[str, Any], service: Service) -> list[Prompt]:
-        """Return the one prompt of a chat: the messages if the model has a template for them."""
-        messages, decoder = requests.parse_messages(fields), service.decoder
-        tokenizer = decoder.tokenizer
-        if isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template:
-            return [messages]
-        return [requests.last_of_user(messages)]
-
-    def output(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def likely(self, tokens: Sequence[logprobs.Token]) -> dict[str, Any]:
-        return logprobs.as_chat(tokens)
-
-    def part(self, **delta: str) -> dict[str, Any]:
-        return {"delta": delta}
-
-    def opening(self) -> str:
-        """Return the roles of the answers."""
-        own = self.part(role="assistant", content="")
-        return "".join(self._choice(index, **own) for index in range(len(self.chunks)))
-
-
-ANSWERS = {"/v1/completions": Completion, "/v1/chat/completions": Chat}  # by path
-# What answers a request for a text, whether a model can, and what says in which languages.
-Fields = dict[str, Any]
-TEXTS: dict[
-    str, tuple[Callable[[Fields, Remote], Any], Callable[[Fields, Any], bool], Callable[[Any], Any]]
-] = {
-    "/v2/check": (languagetool.check, languagetool.fits, languagetool.languages),
-    "/translate": (libretranslate.translate, libretranslate.fits, libretranslate.languages),
-    "/detect": (libretranslate.detect, lambda *_: True, bool),
-}
-LANGUAGES = {"/v2/languages": languagetool.languages, "/languages": libretranslate.languages}
 PATHS = (*ANSWERS, *TEXTS, *LANGUAGES, MODELS, "/health", "/metrics", "/")
-
-
-def as_event(value: dict[str, Any]) -> str:
-    """Return a value as one server-sent event."""
-    # In ASCII: some clients take U+2028, and other ends of lines in Unicode, for those of events.
-    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
-
-
-async def unless_gone(receive: Receive, work: Awaitable[Found]) -> Found:
-    """Return what work returns; once the client has gone, cancel it and raise ClientDisconnect."""
-
-    async def leave() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    working, leaving = asyncio.ensure_future(work), asyncio.create_task(leave())
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.wait((working, leaving))  # the work has let go of everything
 
 
 def counted(app: ASGIApp, registry: prometheus.CollectorRegistry) -> ASGIApp:

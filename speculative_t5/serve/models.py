@@ -17,6 +17,8 @@ from ..errors import first_line, shown
 from .requests import Refused, refuse
 from .service import LOADING_SECONDS, NOW, Service, State
 
+MODELS = "/v1/models"  # where the server says what they are
+
 
 @dataclass(eq=False)
 class Served:

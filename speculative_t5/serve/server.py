@@ -9,14 +9,15 @@ import errno
 import hmac
 import ipaddress
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import decoded, shown
@@ -29,6 +30,8 @@ LAST_BYTES = 5  # seconds for clients to read responses that have ended
 BACKLOG = 2048  # connections that may wait to be accepted
 ACCEPTED = 8  # connections at a time
 CLOSE = {"Connection": "close"}  # where a body may have no end
+
+Found = TypeVar("Found")
 
 
 class Server(uvicorn.Server):
@@ -225,6 +228,25 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
         headers = None if length else CLOSE  # the rest of a known length is read and dropped
         raise Refused(413, wrong, code="request_too_large", headers=headers)
     return b"".join(parts)
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Found]) -> Found:
+    """Return what work returns; once the client has gone, cancel it and raise ClientDisconnect."""
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(leave())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))  # the work has let go of everything
 
 
 def check_origins(origins: Sequence[str]) -> None:

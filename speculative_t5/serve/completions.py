@@ -1,0 +1,166 @@
+"""OpenAI's answers: a request for outputs joins a service, and becomes a response or a stream."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from ..generation import Chunk
+from ..tokenizers import ChatTokenizer, Prompt
+from . import logprobs, requests
+from .service import Service
+from .settings import Settings
+
+REASONS: dict[str | None, str] = {"eos": "stop", "stop": "stop", "length": "length"}
+STATISTICS = ("rounds", "drafted", "accepted", "emitted", "seconds")
+
+
+class Completion:
+    """Lets a request join, and makes the response to it, whole or as the events of a stream.
+
+    This is OpenAI's protocol for completions. Choices show tokens with their origins, and the
+    statistics so far, if the request says so. `completion_tokens` counts what was emitted, EOS
+    included, as `Stats.emitted` does.
+    """
+
+    field = "prompt"  # of a request, with what is to be decoded
+    prefix, kind, part_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(
+        self, fields: dict[str, Any], model: str, service: Service, settings: Settings
+    ) -> None:
+        options = requests.parse_options(fields, settings.defaults, draw_seeds=settings.draw_seeds)
+        self._service, self._samples = service, options.num_return_sequences
+        self.top = requests.number_of_top(fields, chat=self.field == "messages")
+        self.call = service.submit(self.prompts(fields, service), options, self.field)
+        self.chunks: list[list[Chunk]] = [[] for _ in range(self.call.left)]
+        self.streams = fields.get("stream", False)
+        self._closes = fields.get("stream_options", {}).get("include_usage")
+        self._explained: list[list[logprobs.Token]] = []  # of each output, if they are asked for
+        self._shown = [0] * self.call.left  # tokens of each output in the events so far
+        self._traced = fields.get("speculative_t5", False)
+        self._about = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "object": self.kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def prompts(self, fields: dict[str, Any], service: Service) -> list[Prompt]:
+        return requests.parse_prompts(fields)
+
+    def output(self, text: str) -> dict[str, Any]:
+        """Return what a choice has of an output that has ended."""
+        return {"text": text}
+
+    def likely(self, tokens: Sequence[logprobs.Token]) -> dict[str, Any]:
+        """Return what a choice has of the probabilities of tokens."""
+        return logprobs.as_completion(tokens)
+
+    def part(self, **delta: str) -> dict[str, Any]:
+        """Return what an event has of a part of an output."""
+        return {"text": delta.get("content", "")}
+
+    async def explain(self) -> None:
+        """Find how probable the tokens of outputs that have ended are, and which ones are most."""
+        for number, chunks in enumerate(self.chunks):
+            source = self.call.sources[number // self._samples]
+            self._explained.append(await logprobs.explain(self._service, source, chunks, self.top))
+
+    def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
+        """Return what is shown of the tokens of some rounds, the next ones of an output."""
+        if self.top is None:
+            return None
+        start = self._shown[index]
+        self._shown[index] += sum(len(chunk.tokens) for chunk in chunks)
+        return self.likely(self._explained[index][start : self._shown[index]])
+
+    def whole(self) -> dict[str, Any]:
+        """Return the response with all outputs."""
+        choices = []
+        for index, chunks in enumerate(self.chunks):
+            text, reason = "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason
+            own = {"finish_reason": REASONS[reason], **self.output(text), **self._trace(chunks)}
+            choices.append({"index": index, "logprobs": self._logprobs(index, chunks), **own})
+        return self._about | {"choices": choices, "usage": self._usage()}
+
+    def opening(self) -> str:
+        """Return what a stream begins with."""
+        return ""
+
+    def round(self, index: int, chunk: Chunk) -> str:
+        """Return what a stream gets of one round of one output."""
+        own = self.part(content=chunk.text) | self._trace([chunk])
+        sent = self._choice(index, **own, logprobs=self._logprobs(index, [chunk]))
+        if chunk.finish_reason:
+            sent += self._choice(index, **self.part(), finish_reason=REASONS[chunk.finish_reason])
+        return sent
+
+    def closing(self) -> str:
+        """Return what a stream ends with: the numbers of tokens, if the request says so."""
+        return self._event([], usage=self._usage()) if self._closes else ""
+
+    def _choice(self, index: int, **own: Any) -> str:
+        return self._event([{"index": index, "logprobs": None, "finish_reason": None, **own}])
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
+        return as_event(self._about | {"object": self.part_kind, "choices": choices, **more})
+
+    def _trace(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        """Return the tokens of some rounds with their origins, if they are shown."""
+        if not self._traced:
+            return {}
+        tokens = [
+            {"text": text, "origin": origin}
+            for chunk in chunks
+            for text, origin in zip(chunk.pieces, chunk.origins, strict=False)
+        ]
+        numbers = {name: getattr(chunks[-1].stats, name) for name in STATISTICS}
+        return {"speculative_t5": {"tokens": tokens, "stats": numbers}}
+
+    def _usage(self) -> dict[str, int]:
+        read = self.call.prompt_tokens
+        emitted = sum(chunks[-1].stats.emitted for chunks in self.chunks)
+        total = read + emitted
+        return {"prompt_tokens": read, "completion_tokens": emitted, "total_tokens": total}
+
+
+class Chat(Completion):
+    """The same in OpenAI's protocol for chats."""
+
+    field = "messages"
+    prefix, kind, part_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def prompts(self, fields: dict[str, Any], service: Service) -> list[Prompt]:
+        """Return the one prompt of a chat: the messages if the model has a template for them."""
+        messages, decoder = requests.parse_messages(fields), service.decoder
+        tokenizer = decoder.tokenizer
+        if isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template:
+            return [messages]
+        return [requests.last_of_user(messages)]
+
+    def output(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def likely(self, tokens: Sequence[logprobs.Token]) -> dict[str, Any]:
+        return logprobs.as_chat(tokens)
+
+    def part(self, **delta: str) -> dict[str, Any]:
+        return {"delta": delta}
+
+    def opening(self) -> str:
+        """Return the roles of the answers."""
+        own = self.part(role="assistant", content="")
+        return "".join(self._choice(index, **own) for index in range(len(self.chunks)))
+
+
+ANSWERS = {"/v1/completions": Completion, "/v1/chat/completions": Chat}  # by path
+
+
+def as_event(value: dict[str, Any]) -> str:
+    """Return a value as one server-sent event."""
+    # In ASCII: some clients take U+2028, and other ends of lines in Unicode, for those of events.
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
