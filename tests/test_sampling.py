@@ -34,20 +34,20 @@ def test_temperature_divides_logits() -> None:
     np.testing.assert_allclose(np.array(found), expected / expected.sum(), rtol=1e-5)
 
 
-def filtered_by_sorting(probs: mx.array, top_k: int, top_p: float) -> mx.array:
-    """What `Sampler.filter` is by definition."""
-
-    def keep(least: mx.array) -> mx.array:
-        kept = mx.where(probs >= least, probs, 0)
-        return kept / mx.sum(kept, axis=-1, keepdims=True)
-
-    if top_k < probs.shape[-1]:
-        probs = keep(mx.sort(probs, axis=-1)[..., -top_k, None])
+def filtered_by_sorting(logits: mx.array, top_k: int, top_p: float) -> mx.array:
+    """What `Sampler.filter` is by definition, at temperature 1."""
+    logits = logits - mx.max(logits, axis=-1, keepdims=True)
+    weights = mx.exp(logits)
+    ranked = -mx.sort(-logits, axis=-1)[..., :top_k]
+    if top_k < logits.shape[-1]:
+        weights = mx.where(logits >= ranked[..., -1:], weights, 0)
     if top_p < 1:
-        ranked = -mx.sort(-probs, axis=-1)[..., :top_k]
-        count = mx.sum(mx.cumsum(ranked, axis=-1, inclusive=False) < top_p, axis=-1, keepdims=True)
-        probs = keep(mx.take_along_axis(ranked, mx.maximum(count, 1) - 1, axis=-1))
-    return probs
+        before = mx.cumsum(mx.exp(ranked), axis=-1, inclusive=False)
+        enough = before < top_p * mx.sum(weights, axis=-1, keepdims=True)
+        count = mx.maximum(mx.sum(enough, axis=-1, keepdims=True), 1)
+        least = mx.take_along_axis(ranked, count - 1, axis=-1)
+        weights = mx.where(logits >= least, weights, 0)
+    return weights / mx.sum(weights, axis=-1, keepdims=True)
 
 
 @pytest.mark.parametrize("kind", ["varied", "ties", "few", "ascending"])
@@ -65,14 +65,13 @@ def test_filters_are_those_of_a_sorted_vocabulary_to_the_bit(
         logits = mx.where(mx.arange(size) % 199 == 7, logits, -mx.inf)
     elif kind == "ascending":  # the best are neighbours, in the last block
         logits = mx.sort(logits, axis=-1)
-    probs = mx.softmax(logits, axis=-1)
     limit = (size // 2 - -(-size // 64)) // 64  # the most for which blocks are ranked
     for top_k in {1, 2, 5, 50, limit, limit + 1, size - 1, size}:
-        values = mx.sort(largest(probs, top_k), axis=-1)
-        assert mx.array_equal(values, mx.sort(probs, axis=-1)[..., -top_k:])
-        for top_p in (1.0, 0.9, 1e-9):
-            found = Sampler(1.0, top_k, top_p).filter(probs)
-            assert mx.array_equal(found, filtered_by_sorting(probs, top_k, top_p)), (top_k, top_p)
+        values = mx.sort(largest(logits, top_k), axis=-1)
+        assert mx.array_equal(values, mx.sort(logits, axis=-1)[..., -top_k:])
+        for top_p in (1.0, 0.9, 1e-9) if top_k < size else (0.9, 1e-9):
+            found = Sampler(1.0, top_k, top_p).filter(logits)
+            assert mx.array_equal(found, filtered_by_sorting(logits, top_k, top_p)), (top_k, top_p)
 
 
 def test_samples_follow_unnormalised_weights_and_are_never_a_zero() -> None:
@@ -103,13 +102,29 @@ def test_no_two_keys_of_a_round_are_the_same() -> None:
 
 
 def filtered(probs: list[float], **options: float) -> list[float]:
-    return Sampler(1.0, **options).filter(mx.array(probs)).tolist()
+    return Sampler(1.0, **options).filter(mx.log(mx.array(probs))).tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e5, 1e7, 1e12, 1e30, 1e300])
+def test_filters_rank_logits_whose_probabilities_are_equal(temperature: float) -> None:
+    """At such temperatures float32 has one probability for all tokens, but for suppressed ones."""
+    size = 20_000
+    logits = mx.array(np.random.default_rng(0).permutation(size) / 1000, dtype=mx.float32)
+    best = np.argsort(-np.array(logits))
+    for top_k, top_p, count in ((3, 1.0, 3), (50, 1.0, 50), (8, 0.5, 4), (0, 0.25, size // 4)):
+        sampler = Sampler(temperature, top_k, top_p)
+        kept = np.flatnonzero(np.array(sampler.probs(logits)))
+        assert abs(len(kept) - count) <= (0 if top_k else 10)  # a sum of 5,000 parts is rounded
+        assert sorted(kept) == sorted(best[: len(kept)])
+        suppressed = np.array(sampler.probs(mx.where(logits == logits[best[0]], -mx.inf, logits)))
+        assert suppressed[best[0]] == 0 and suppressed[best[1]] > 0
 
 
 def test_ties_at_the_border_stay_together() -> None:
     assert filtered([0.25, 0.25, 0.25, 0.25], top_k=2) == [0.25] * 4
     assert filtered([0.1, 0.5, 0.4], top_p=1e-9) == filtered([0.1, 0.5, 0.4], top_p=1e-60)
     assert filtered([0.1, 0.5, 0.4], top_p=1e-60) == [0, 1, 0], "the first always stays"
+    assert filtered([0.2, 0.2, 0.4, 0.2], top_p=0.5) == pytest.approx([0.2, 0.2, 0.4, 0.2])
     assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.7) == pytest.approx([0.4, 0.2, 0.2, 0.2])
 
 

@@ -11,7 +11,9 @@ from ..errors import check_number
 from .logits import LogitsTransform, TokenHistory
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
-BLOCK = 64  # probabilities that `largest` ranks together
+# Above it, a temperature is infinite in float32: all tokens that remain are equally probable.
+MAX_TEMPERATURE = float(np.finfo(np.float32).max)
+BLOCK = 64  # logits that `largest` ranks together
 
 # uint32: (B, 2), one for each row, or (B, L, 2), one for each position; None: nothing is sampled
 Keys = mx.array | None
@@ -54,31 +56,36 @@ class Sampler:
         logits = logits.astype(mx.float32)
         if self.temperature == 0:
             return one_hot(mx.argmax(logits, axis=-1), logits.shape[-1])
-        logits = logits - mx.max(logits, axis=-1, keepdims=True)
-        return self.filter(mx.softmax(logits / self.temperature, axis=-1))
+        return self.filter(logits)
 
-    def filter(self, probs: mx.array) -> mx.array:
-        """Apply top-k, then top-p, to probabilities (..., V), and rescale them to sum to 1.
+    def filter(self, logits: mx.array) -> mx.array:
+        """Return probabilities (..., V) of logits (..., V), after temperature, top-k and top-p.
 
-        Tokens as probable as the last one kept are kept with it, so that the choice depends on
-        probabilities alone.
+        Logits are ranked, since probabilities at a high temperature are equal where logits are not.
+        Tokens whose logits equal that of the last one kept are kept with it, so that the choice
+        depends on logits alone.
         """
-        size = probs.shape[-1]
+        size = logits.shape[-1]
         top_k = min(self.top_k, size) or size
-        best = probs
+        temperature = min(self.temperature, MAX_TEMPERATURE)
+        logits = logits - mx.max(logits, axis=-1, keepdims=True)
+        if top_k == size and self.top_p == 1:
+            return mx.softmax(logits / temperature, axis=-1)
+        best = logits
         if top_k < size:
-            best = largest(probs, top_k)
-            kept, total = _kept(probs, mx.min(best, axis=-1, keepdims=True))
-            # Ties beyond the k best are as probable as the k-th: the k best decide on top-p.
-            probs, best = kept / total, best / total
+            best = largest(logits, top_k)
+            logits = _kept(logits, mx.min(best, axis=-1, keepdims=True))
+        weights = mx.exp(logits / temperature)
         if self.top_p < 1:
+            # Ties beyond the k best count in the sum, but the k best decide how far it goes.
+            total = mx.sum(weights, axis=-1, keepdims=True)
             ranked = -mx.sort(-best, axis=-1)
-            before = mx.cumsum(ranked, axis=-1, inclusive=False)
+            before = mx.cumsum(mx.exp(ranked / temperature), axis=-1, inclusive=False)
             # Keep at least one: a tiny top_p is 0 in float32.
-            last = mx.maximum(mx.sum(before < self.top_p, axis=-1, keepdims=True), 1) - 1
-            kept, total = _kept(probs, mx.take_along_axis(ranked, last, axis=-1))
-            probs = kept / total
-        return probs
+            count = mx.maximum(mx.sum(before < self.top_p * total, axis=-1, keepdims=True), 1)
+            logits = _kept(logits, mx.take_along_axis(ranked, count - 1, axis=-1))
+            weights = mx.exp(logits / temperature)
+        return weights / mx.sum(weights, axis=-1, keepdims=True)
 
 
 class Groups:
@@ -140,29 +147,28 @@ class Groups:
         return mx.concatenate([first, *others])[self._order] if others else first
 
 
-def largest(probs: mx.array, count: int) -> mx.array:
-    """Return the largest of probabilities (..., V) float32, (..., count), in any order.
+def largest(logits: mx.array, count: int) -> mx.array:
+    """Return the largest of logits (..., V), (..., count), in any order.
 
     MLX sorts all V for that. Where it is less work, blocks are ranked by their largest value: the
     first `count` of them hold as many values that no other block exceeds.
     """
-    *outer, size = probs.shape
+    *outer, size = logits.shape
     num_blocks = -(-size // BLOCK)
     if 2 * (count * BLOCK + num_blocks) > size:
-        return mx.topk(probs, count, axis=-1)
+        return mx.topk(logits, count, axis=-1)
     if more := num_blocks * BLOCK - size:
-        probs = mx.pad(probs, [*[(0, 0)] * len(outer), (0, more)])  # with zeros, the least of all
-    blocks = probs.reshape(*outer, num_blocks, BLOCK)
+        logits = mx.pad(logits, [*[(0, 0)] * len(outer), (0, more)], constant_values=-mx.inf)
+    blocks = logits.reshape(*outer, num_blocks, BLOCK)
     first = num_blocks - count
     chosen = mx.argpartition(mx.max(blocks, axis=-1), first, axis=-1)[..., first:]
     values = mx.take_along_axis(blocks, chosen[..., None], axis=-2)
     return mx.topk(values.reshape(*outer, count * BLOCK), count, axis=-1)
 
 
-def _kept(probs: mx.array, least: mx.array) -> tuple[mx.array, mx.array]:
-    """Replace probabilities below `least` (..., 1) by 0; return them and their sum (..., 1)."""
-    kept = mx.where(probs >= least, probs, 0)
-    return kept, mx.sum(kept, axis=-1, keepdims=True)
+def _kept(logits: mx.array, least: mx.array) -> mx.array:
+    """Replace logits (..., V) below `least` (..., 1) by -inf."""
+    return mx.where(logits >= least, logits, -mx.inf)
 
 
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:

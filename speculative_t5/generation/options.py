@@ -75,11 +75,16 @@ class GenerationOptions:
         256, "Upper bound on the tokens of an output, EOS included.", least=1
     )
     temperature: float = in_sampling(0.0, "0 decodes greedily; above 0, tokens are sampled.")
-    top_k: int = in_sampling(0, "Sample from the K most probable tokens; 0 for all.", least=0)
+    top_k: int = in_sampling(
+        0,
+        "Sample from the K most probable tokens, and any as probable as the last of them; 0 for "
+        "all.",
+        least=0,
+    )
     top_p: float = in_sampling(
         1.0,
-        "Of those, sample from the most probable tokens that together have probability P; 1 for "
-        "all.",
+        "Of those, sample from the most probable tokens that together have probability P, and any "
+        "as probable as the last of them; 1 for all.",
     )
     seed: int = in_sampling(
         0, "Seed for sampling; the same seed gives the same output.", least=0, most=2**63 - 1
