@@ -102,6 +102,27 @@ def test_greedy_outputs_are_those_of_the_definition(kind: str, name: str) -> Non
     assert accepted > 3 * len(sources), "drafts should be accepted under the option, too"
 
 
+TIED = {"transform": {"logit_bias": {5: 0.5}}, "twin": {"suppress_tokens": [3, 7]}, "none": {}}
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_the_first_of_equal_tokens_is_chosen(name: str) -> None:
+    """Each id below 12 has a twin above with the same logits, to the bit."""
+    target = tiny_model(vocab_size=24, layers=2, seed=VARIED["t5"])
+    head = target.lm_head.weight
+    target.lm_head.weight = mx.concatenate([head[:12], head[:12]])
+    target.recompile()
+    draft, options = tiny_draft(target, noise=0.2), TIED[name]
+    plain, sources = SpeculativeDecoder(target), prompts(6)
+    expected = [by_definition(target, plain, prompt, options) for prompt in sources]
+    assert any(token >= 12 for output in expected for token in output) == (name == "twin")
+    for drafter in (draft, "lookup", None):
+        decoder = SpeculativeDecoder(target, drafter, num_draft=4)
+        found = decoder.generate_batch(sources, max_tokens=LENGTH, batch_size=3, **options)
+        ends = [[EOS] * (out.finish_reason == "eos") for out in found]
+        assert [out.tokens + end for out, end in zip(found, ends, strict=True)] == expected
+
+
 HF_NAMES = {
     "repetition_penalty": "repetition_penalty", "no_repeat_ngram_size": "no_repeat_ngram_size",
     "min_tokens": "min_new_tokens", "suppress_tokens": "suppress_tokens",
