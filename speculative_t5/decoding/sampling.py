@@ -71,21 +71,21 @@ class Sampler:
         logits = logits - mx.max(logits, axis=-1, keepdims=True)
         if top_k == size and self.top_p == 1:
             return mx.softmax(logits / temperature, axis=-1)
-        best = logits
+        best, weights = logits, mx.exp(logits / temperature)
         if top_k < size:
             best = largest(logits, top_k)
-            logits = _kept(logits, mx.min(best, axis=-1, keepdims=True))
-        weights = mx.exp(logits / temperature)
+            weights = mx.where(logits >= mx.min(best, axis=-1, keepdims=True), weights, 0)
+        total = mx.sum(weights, axis=-1, keepdims=True)
         if self.top_p < 1:
-            # Ties beyond the k best count in the sum, but the k best decide how far it goes.
-            total = mx.sum(weights, axis=-1, keepdims=True)
+            # Ties beyond the k best count in the total, but the k best decide how far to go.
             ranked = -mx.sort(-best, axis=-1)
             before = mx.cumsum(mx.exp(ranked / temperature), axis=-1, inclusive=False)
             # Keep at least one: a tiny top_p is 0 in float32.
             count = mx.maximum(mx.sum(before < self.top_p * total, axis=-1, keepdims=True), 1)
-            logits = _kept(logits, mx.take_along_axis(ranked, count - 1, axis=-1))
-            weights = mx.exp(logits / temperature)
-        return weights / mx.sum(weights, axis=-1, keepdims=True)
+            least = mx.take_along_axis(ranked, count - 1, axis=-1)
+            weights = mx.where(logits >= least, weights, 0)
+            total = mx.sum(weights, axis=-1, keepdims=True)
+        return weights / total
 
 
 class Groups:
@@ -164,11 +164,6 @@ def largest(logits: mx.array, count: int) -> mx.array:
     chosen = mx.argpartition(mx.max(blocks, axis=-1), first, axis=-1)[..., first:]
     values = mx.take_along_axis(blocks, chosen[..., None], axis=-2)
     return mx.topk(values.reshape(*outer, count * BLOCK), count, axis=-1)
-
-
-def _kept(logits: mx.array, least: mx.array) -> mx.array:
-    """Replace logits (..., V) below `least` (..., 1) by -inf."""
-    return mx.where(logits >= least, logits, -mx.inf)
 
 
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
