@@ -1,11 +1,21 @@
 """Speculative decoding of T5s on MLX: faster, with the same output."""
 
-from __future__ import annotations
+# An older Python has to be able to read this file, and what it imports first.
+import sys
+
+from .interpreter import NEEDED, explain_missing, refuse_old
+
+if sys.version_info < NEEDED:
+    refuse_old()
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import device as device  # isort: skip  (first: it has the BLAS loaded that mlx.core then calls)
+try:
+    from . import device as device  # isort: skip  (it has the BLAS loaded that mlx.core then calls)
+except ModuleNotFoundError as error:
+    explain_missing(error)
+    raise
 
 if TYPE_CHECKING:
     from .checkpoints import load

@@ -1,7 +1,9 @@
 """Imports, the libraries loaded before MLX, and the number of threads."""
 
+import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -10,13 +12,14 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import speculative_t5
-from speculative_t5 import device
+from speculative_t5 import device, interpreter
 from speculative_t5.cpu import libraries
 
 import mlx.core as mx
 import pytest
 import yaml
 from conftest import REPOSITORY
+from messages import check_message
 
 is_linux = sys.platform.startswith("linux")
 computes_on_cpu = is_linux and not mx.cuda.is_available()
@@ -50,6 +53,69 @@ print([name for name in ("torch", "transformers", "huggingface_hub", "mlx_lm")
 """
     assert python(code) == ["[] 0"]
     assert all(hasattr(speculative_t5, name) for name in speculative_t5.__all__)
+
+
+# What a Python reads before it is told that it is too old.
+READ_FIRST = ("convert.py", "speculative_t5/__init__.py", "speculative_t5/interpreter.py")
+
+
+def test_an_older_python_can_read_what_tells_it_that_it_is_too_old() -> None:
+    for name in READ_FIRST:
+        tree = ast.parse((REPOSITORY / name).read_text(), feature_version=(3, 7))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        assert all(node.module != "__future__" for node in imports), "3.6 lacks annotations"
+
+
+def older_pythons() -> list[str]:
+    """Those of this machine that run, and this one, which is told that it is an older one."""
+    found = [shutil.which(f"python3.{minor}") for minor in range(6, 11)]
+    run = [path for path in found if path and not subprocess.run([path, "-V"]).returncode]
+    return [*run, sys.executable]
+
+
+@pytest.mark.parametrize("command", [["-m", "speculative_t5"], ["convert.py", "--model", "x"]])
+def test_an_older_python_gets_one_line(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif sys.version_info >= (3, 11):\n"
+        "    sys.version_info = (3, 9, 18, 'final', 0)\n"
+    )
+    for program in older_pythons():
+        done = subprocess.run(
+            [program, *command],
+            cwd=REPOSITORY,
+            env=os.environ | {"PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            encoding="utf-8",
+        )
+        (line,) = done.stderr.splitlines()
+        assert (done.returncode, done.stdout) == (2, "") and line.startswith("error: ")
+        check_message(line.removeprefix("error: "), "Python 3.11 or newer")
+        # A notebook shows the last line of an error.
+        done = subprocess.run(
+            [program, "-c", "import speculative_t5"],
+            cwd=REPOSITORY,
+            env=os.environ | {"PYTHONPATH": str(tmp_path)},
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        assert f"ImportError: {line.removeprefix('error: ')}" == done.stderr.splitlines()[-1]
+
+
+def test_the_version_that_is_needed_is_that_of_pip() -> None:
+    needed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert needed["requires-python"] == ">=" + ".".join(map(str, interpreter.NEEDED))
+
+
+def test_a_python_without_the_dependencies_is_told_how_to_get_them() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "speculative_t5"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "") and line.startswith("error: ")
+    check_message(line.removeprefix("error: "), "is not installed for")
 
 
 def test_mlx_looks_for_a_compiler_when_a_model_is_loaded(tmp_path: Path) -> None:
