@@ -7,12 +7,60 @@ escaped before it gets into one. Imports nothing of the package.
 import json
 import operator
 import reprlib
+import string
+from collections.abc import Callable, Sequence
 from dataclasses import field, fields
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
+
+
+class OptionError(ValueError):
+    """Bad values of options, whose names Python, JSON and a command line spell differently.
+
+    `text` has the names of options in braces, in Python's spelling, and a pair of braces for each
+    of `values`: OptionError("{num_draft} must be at least 1, got {!r}", 0).
+    """
+
+    def __init__(self, text: str, *values: object) -> None:
+        super().__init__(text, *values)  # from which a copy in another process is made
+        self._text, self._values = text, values
+
+    def __str__(self) -> str:
+        return self.spelled()
+
+    @property
+    def names(self) -> list[str]:
+        """The options that the message names, in its order."""
+        parts = string.Formatter().parse(self._text)
+        return [name for _, name, *_ in parts if name]
+
+    def spelled(
+        self, spell: Callable[[str], str] = str, show: Callable[[object], str] = repr
+    ) -> str:
+        """Return the message with names as `spell` and values as `show` makes them."""
+        return _Spelling(spell, show).vformat(self._text, self._values, {})
+
+
+class _Spelling(string.Formatter):
+    def __init__(self, spell: Callable[[str], str], show: Callable[[object], str]) -> None:
+        self._spell, self._show = spell, show
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> Any:
+        return args[key] if isinstance(key, int) else self._spell(key)
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion == "r":
+            return self._show(value)
+        return super().convert_field(value, conversion)
+
+
+def option_error(name: str, expected: str, found: object) -> OptionError:
+    """Return the error for a value; a `name` that is no option's may have one in braces."""
+    subject = f"{{{name}}}" if name.isidentifier() else name
+    return OptionError(f"{subject} must be {{}}, got {{!r}}", expected, found)
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -23,18 +71,20 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
         number = least - 1
     if number < least or isinstance(value, bool) or (most is not None and number > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name} must be an integer {bounds}, got {value!r}")
+        raise option_error(name, f"an integer {bounds}", value)
     return number
 
 
 def check_number(name: str, value: Any) -> float:
     """Return an option as a float; refuse what is no real number, or an integer too large."""
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise ValueError(f"{name} must be a number, got {value!r}")
+        raise option_error(name, "a number", value)
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{name} must be a number that a float holds, got a larger one") from None
+        subject = f"{{{name}}}" if name.isidentifier() else name
+        wrong = f"{subject} must be a number that a float holds, got a larger one"
+        raise OptionError(wrong) from None
 
 
 def option(
@@ -77,7 +127,7 @@ def check_options(options: Any) -> None:
         if isinstance(least, int):
             check_integer(each.name, value, least, most)
         elif not least <= check_number(each.name, value) <= most:
-            raise ValueError(f"{each.name} must be between {least:g} and {most:g}, got {value}")
+            raise option_error(each.name, f"between {least:g} and {most:g}", value)
 
 
 def check_utf8(name: str, text: str) -> None:

@@ -132,10 +132,10 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
 BAD = {
     ("--steps", "0"): "steps must be an integer of at least 1, got 0",
     ("--minutes", "0"): "minutes must be above 0 and finite, got 0.0",
-    ("--steps", "3", "--minutes", "3"): "steps and minutes exclude each other",
+    ("--steps", "3", "--minutes", "3"): "--steps and --minutes exclude each other",
     ("--layers", "4"): "layers must be at most 3, the target's own decoder layers, got 4",
-    ("--d-model", "4000"): "d_model must be at most 24, the target's own, got 4000",
-    ("--draft-vocab", "321"): "draft_vocab must be from 2 to 320, got 321",
+    ("--d-model", "4000"): "--d-model must be at most 24, the target's own, got 4000",
+    ("--draft-vocab", "321"): "--draft-vocab must be from 2 to 320, got 321",
     ("--loss", "mse"): "loss must be one of ce, kl, got 'mse'",
     ("--temperature", "-1"): "temperature must be 0 or at least 1e-05, got -1.0",
     ("--dtype", "int8"): "dtype must be float32",
@@ -147,7 +147,7 @@ BAD = {
     ("--model", "bert"): "this is a bert (model_type in config.json)",
     ("--model", "made"): "made is a draft for target, whose encoder it shares",
     ("--start-from", "other"): "other is a whole model, expected a draft that `distill` has made",
-    ("--learning-rate", "nan"): "learning_rate must be above 0 and finite, got nan",
+    ("--learning-rate", "nan"): "--learning-rate must be above 0 and finite, got nan",
     ("--field", "text"): "is text, whose lines have no fields",
     ("--format", "csv"): "--format must be text or jsonl, got 'csv'",
 }

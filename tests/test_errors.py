@@ -5,10 +5,18 @@ at run time is checked where it is raised.
 """
 
 import ast
+import pickle
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
+from itertools import chain
 from pathlib import Path
+
+from speculative_t5.cli.options import flag
+from speculative_t5.errors import OptionError, option_error
+from speculative_t5.generation import DecodingOptions, GenerationOptions
+from speculative_t5.serve.requests import as_json
 
 import pytest
 from commands import Call
@@ -16,11 +24,20 @@ from conftest import REPOSITORY
 from messages import complaint
 
 HOLE = "{}"  # stands for what is only known at run time
-ERRORS = {"ValueError", "OSError", "RuntimeError", "Failure", "Refused", "StartError"}
+ERRORS = {
+    "ValueError",
+    "OptionError",
+    "OSError",
+    "RuntimeError",
+    "Failure",
+    "Refused",
+    "StartError",
+}
 WITHOUT_A_MESSAGE = {  # of their own
     "AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "PromptTooLong",
-    "ClientDisconnect",
+    "ClientDisconnect", "ImportError",
 }  # fmt: skip
+FIRST = {"fail", "OptionError"}  # have the text before other arguments
 NOTES = {"note", "fail"}  # show a line
 MOST = 300  # characters of a message's own
 
@@ -69,7 +86,7 @@ def messages(source: str) -> Iterator[tuple[int, str, str]]:
         if isinstance(node, ast.Call):
             kind = name_of(node.func)
             if kind in ERRORS | NOTES:
-                yield node.lineno, kind, text_of(node.args[0 if kind == "fail" else -1], known)
+                yield node.lineno, kind, text_of(node.args[0 if kind in FIRST else -1], known)
         elif isinstance(node, ast.Raise) and node.exc is not None:
             raised = name_of(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
             if raised not in ERRORS | WITHOUT_A_MESSAGE and not raised.lstrip("_").islower():
@@ -157,7 +174,7 @@ BAD_INPUT = {
     "--max-tokens many": "'--max-tokens': Input should be a valid integer, got 'many'",
     "in.txt": "No such command 'in.txt' (to give a prompt, use --prompt)",
     "--seed 1 batch x": "--seed comes before 'batch'",
-    "PAIR --temperature -1 HELLO": "temperature must be 0 or at least",
+    "PAIR --temperature -1 HELLO": "--temperature must be 0 or at least",
     "PAIR --prompt -": "the prompt is empty",
     "batch in.txt PAIR --output weights": "weights: Is a directory",
     "--model absent HELLO": "the Hub cannot be reached",
@@ -166,15 +183,15 @@ BAD_INPUT = {
     "--model number HELLO": "number/config.json is 3",
     "--model correct-small": "there is no prompt for correct-small",
     "PAIR --draft-model other HELLO": "123 pieces",
-    "PAIR --num-draft some HELLO": "num_draft must be an integer of at least 1 or",
-    "PAIR --verify block --delta 0.1 HELLO": "verify 'block' is exact and",
+    "PAIR --num-draft some HELLO": "--num-draft must be an integer of at least 1 or",
+    "PAIR --verify block --delta 0.1 HELLO": "--verify 'block' is exact and",
     "--model target --show-drafts --num-beams 2 HELLO": "a beam search has no drafts",
-    "PAIR --logit-bias 9999=1 HELLO": "logit_bias has the id 9999",
-    "PAIR --logit-bias 5 HELLO": "logit_bias must be ID=BIAS, such as 17=-2.5",
+    "PAIR --logit-bias 9999=1 HELLO": "--logit-bias has the id 9999",
+    "PAIR --logit-bias 5 HELLO": "--logit-bias must be ID=BIAS, such as 17=-2.5",
     "PAIR --suppress-tokens 3,x HELLO": "'3,x'",
     "PAIR --stop '' HELLO": "a stop string must be text that is not empty, got ''",
     "BATCH PAIR -n 2": "greedy decoding has only one output",
-    "repl PAIR -n 2 --temperature 1": "num_return_sequences is 2",
+    "repl PAIR -n 2 --temperature 1": "--num-return-sequences is 2",
     "PAIR --dtype int3 HELLO": "'int3'",
     "--prompt caf\udce9": "--prompt is not UTF-8: byte 0xe9",
     "batch": "INPUT",
@@ -229,6 +246,40 @@ def test_bad_input_is_one_line(call: Call, here: Path, line: str) -> None:
     done.check_error(BAD_INPUT[line])
     assert not (here / "x").exists() and (here / "old").read_bytes() == b"precious\nthings\n"
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def is_out_of_range() -> Iterator[tuple[str, str]]:
+    """Yield each option of numbers with a range, and a value that is out of it."""
+    for each in chain(fields(GenerationOptions), fields(DecodingOptions)):
+        if each.metadata and each.metadata["least"] is not None:
+            yield each.name, str(each.metadata["least"] - 1)
+
+
+OUT_OF_RANGE = dict(is_out_of_range()) | {"num_draft": "0", "top_p": "0", "temperature": "inf"}
+
+
+@pytest.mark.usefixtures("here")
+def test_the_command_line_names_options_as_one_types_them(call: Call) -> None:
+    assert len(OUT_OF_RANGE) > 12
+    for name, value in OUT_OF_RANGE.items():
+        (line,) = call("--prompt", "a", f"{flag(name)}={value}").err
+        assert line.startswith(f"error: {flag(name)} must be ") and "_" not in line, line
+
+
+def test_an_option_is_spelled_as_its_user_does() -> None:
+    error = OptionError("{top_k} is {!r}, and {top_p} is {}: leave out one", "{top_p}", 0.5)
+    assert str(error) == "top_k is '{top_p}', and top_p is 0.5: leave out one"
+    assert error.names == ["top_k", "top_p"]
+    assert error.spelled(flag, as_json) == (
+        "--top-k is '{top_p}', and --top-p is 0.5: leave out one"
+    )
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    for spoiled, text in (
+        (OptionError("{n} must be {}, got {!r}", "true", None), "--n must be true, got null"),
+        (option_error("an id of {stop}", "0", True), "an id of --stop must be 0, got true"),
+        (option_error("a prompt's index", "0", 1), "a prompt's index must be 0, got 1"),
+    ):
+        assert spoiled.spelled(flag, as_json) == text
 
 
 def test_the_message_names_the_help_of_its_command(call: Call) -> None:

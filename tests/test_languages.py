@@ -159,7 +159,7 @@ def test_a_decoder_translates_to_any_language_of_its_model(here: Path) -> None:
     assert expected == german.generate(tokenizer.encode(f"<2fr> {text}"), max_tokens=8).tokens
     for options, message in (
         ({"to": "de", "prefix": "x"}, "to is 'de' and prefix is 'x', and both go before the"),
-        ({"from_": "de"}, "from is 'de', and to is missing"),
+        ({"from_": "de"}, "from_ is 'de', and to is missing"),
         ({"to": "Dutch"}, "to is 'Dutch', which is not among the model's languages"),
     ):
         with refused(message):

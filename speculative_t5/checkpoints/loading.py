@@ -10,7 +10,7 @@ import mlx.core as mx
 from .. import device
 from ..cpu import accelerate
 from ..device import DefaultType
-from ..errors import printable, shown
+from ..errors import option_error, printable, shown
 from ..models import (
     T5,
     EncoderDecoder,
@@ -129,7 +129,7 @@ def as_dtype(dtype: mx.Dtype | str | None) -> mx.Dtype | None:
     for name, kind in DTYPES.items():
         if dtype in (name, kind):
             return kind
-    raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
+    raise option_error("dtype", "float32, float16 or bfloat16", dtype)
 
 
 def locate(name_or_path: str | Path, adapter: str | Path | None = None) -> ModelFolder:

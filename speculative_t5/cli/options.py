@@ -18,7 +18,7 @@ import typer
 
 from ..checkpoints import DTYPES, ModelFolder, find_folder, model_folders, named_draft, read_task
 from ..decoding import EarlyStopping
-from ..errors import check_utf8, option
+from ..errors import OptionError, check_utf8, option, option_error
 from ..generation import (
     DecodingOptions,
     DraftingOptions,
@@ -188,6 +188,15 @@ def with_options(
     @wraps(command)
     def call(**values: Any) -> None:
         values = {each.name: each.default for each in parameters} | values
+        try:
+            call_with(values)
+        except OptionError as error:
+            raise ValueError(error.spelled(spell)) from error
+
+    def spell(name: str) -> str:
+        return flag(name) if any(each.name == name for each in parameters) else name
+
+    def call_with(values: dict[str, Any]) -> None:
         for name, group in groups.items():
             hints = get_type_hints(group)
             keywords = {each: values.pop(each) for each in hints if each in values}
@@ -201,6 +210,11 @@ def with_options(
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     return call
+
+
+def flag(name: str) -> str:
+    """Return an option of the command line as one types it."""
+    return NAMES.get(name, (f"--{name.replace('_', '-')}",))[0].partition("/")[0]
 
 
 def _parameter(
@@ -243,7 +257,7 @@ def parsed(name: str, text: str, parse: Callable[[str], Value], expected: str) -
     try:
         return parse(text)
     except (ValueError, KeyError):
-        raise ValueError(f"{name} must be {expected}, got {text!r}") from None
+        raise option_error(name, expected, text) from None
 
 
 def draft_length(name: str, text: str) -> NumDraft:

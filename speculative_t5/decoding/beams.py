@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from .. import device
+from ..errors import OptionError, option_error
 from .logits import TokenHistory
 from .loop import Request, stop_reasons, token_budget
 from .protocols import LanguageModel, Session
@@ -43,13 +44,12 @@ class BeamOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise ValueError(
-                f"early_stopping must be True, False or 'never', got {self.early_stopping!r}"
-            )
+            raise option_error("early_stopping", "True, False or 'never'", self.early_stopping)
         if self.num_return_sequences > self.num_beams:
-            raise ValueError(
-                f"num_return_sequences {self.num_return_sequences} is more than the "
-                f"{self.num_beams} of num_beams: raise num_beams"
+            raise OptionError(
+                "{num_return_sequences} {} is more than the {} of {num_beams}: raise {num_beams}",
+                self.num_return_sequences,
+                self.num_beams,
             )
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from ..errors import check_integer, check_number
+from ..errors import OptionError, check_integer, check_number, option_error
 from .results import read
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
@@ -83,20 +83,19 @@ class LogitsTransform:
 
     def __post_init__(self) -> None:
         for _, bias in self.logit_bias:
-            value = check_number("a bias of logit_bias", bias)
+            value = check_number("a bias of {logit_bias}", bias)
             if not (value == -math.inf or abs(value) <= MAX_BIAS):
-                raise ValueError(
-                    f"a bias of logit_bias must be from -{MAX_BIAS:g} to {MAX_BIAS:g}, or -inf, "
-                    f"got {bias}"
-                )
+                expected = f"from -{MAX_BIAS:g} to {MAX_BIAS:g}, or -inf"
+                raise option_error("a bias of {logit_bias}", expected, bias)
         if not all(self.bad_words):
-            raise ValueError("bad_words has a sequence without tokens: leave it out")
+            raise OptionError("{bad_words} has a sequence without tokens: leave it out")
         for name, ids in self.ids.items():
             for token in ids:
-                check_integer(f"an id of {name}", token, 0)
+                check_integer(f"an id of {{{name}}}", token, 0)
         if both := set(self.forced_tokens).intersection(self.suppress_tokens):
-            raise ValueError(
-                f"the id {min(both)} is in forced_tokens and in suppress_tokens: leave out one"
+            raise OptionError(
+                "the id {} is in {forced_tokens} and in {suppress_tokens}: leave out one",
+                min(both),
             )
         for processor in self.processors:
             if not callable(processor):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..errors import check_number
+from ..errors import check_number, option_error
 from .logits import LogitsTransform, TokenHistory
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
@@ -37,11 +37,10 @@ class Sampler:
     def __post_init__(self) -> None:
         temperature = check_number("temperature", self.temperature)
         if not (temperature == 0 or MIN_TEMPERATURE <= temperature < math.inf):
-            raise ValueError(
-                f"temperature must be 0 or at least {MIN_TEMPERATURE:g}, got {self.temperature}"
-            )
+            expected = f"0 or at least {MIN_TEMPERATURE:g}"
+            raise option_error("temperature", expected, self.temperature)
         if not 0 < check_number("top_p", self.top_p) <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1 (1 is off), got {self.top_p}")
+            raise option_error("top_p", "above 0 and at most 1 (1 is off)", self.top_p)
 
     @property
     def greedy(self) -> bool:

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, get_origin, get_type_hints
 
 from ..checkpoints import dtype_name, load_draft, save_draft
-from ..errors import read_json, shown
+from ..errors import option_error, read_json, shown
 from ..files import PARTIAL, lock, write_whole
 from ..models import EncoderDecoder, SharingConfig, SharingDraft, copy_layers, sample_weights
 from .data import Data, Example
@@ -101,21 +101,20 @@ def check_options(
     """Refuse options that do not fit the target, or the draft to train further."""
     config, size, vocab = target.config, target.info.vocab_size, options.draft_vocab
     if options.layers is not None and options.layers > (most := config.num_decoder_layers):
-        raise ValueError(
-            f"layers must be at most {most}, the target's own decoder layers, got {options.layers}"
-        )
+        expected = f"at most {most}, the target's own decoder layers"
+        raise option_error("layers", expected, options.layers)
     if options.d_model is not None and options.d_model > (most := config.d_model):
-        raise ValueError(f"d_model must be at most {most}, the target's own, got {options.d_model}")
+        raise option_error("d_model", f"at most {most}, the target's own", options.d_model)
     if vocab is not None and not (least := target.info.eos_token_id + 1) <= vocab <= size:
-        raise ValueError(f"draft_vocab must be from {least} to {size}, got {vocab}")
+        raise option_error("draft_vocab", f"from {least} to {size}", vocab)
     if start is not None:
         sizes = start.config
         own = {"layers": sizes.num_decoder_layers, "d_model": sizes.d_model}
         for name, has in own.items():
             if (asked := getattr(options, name)) not in (None, has):
-                raise ValueError(f"{name} must be {has}, as the first draft has, got {asked}")
+                raise option_error(name, f"{has}, as the first draft has", asked)
         if (has := start.own.block) not in (1, options.block):
-            raise ValueError(f"block must be {has}, as the first draft has, got {options.block}")
+            raise option_error("block", f"{has}, as the first draft has", options.block)
 
 
 def new_draft(

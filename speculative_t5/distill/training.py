@@ -14,7 +14,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..decoding import Sampler, argmax
-from ..errors import check_number, check_options, option
+from ..errors import OptionError, check_number, check_options, option, option_error
 from ..files import replacing
 from ..models import MOST_BLOCK, EncoderDecoder, SharingDraft, plain_weight
 from .labels import Label, LabelBatch, group, make_batch, shuffled
@@ -68,14 +68,14 @@ class DistillOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.steps is not None and self.minutes is not None:
-            raise ValueError("steps and minutes exclude each other: give one of them")
+            raise OptionError("{steps} and {minutes} exclude each other: give one of them")
         for name in ("minutes", "learning_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < check_number(name, value) < math.inf:
-                raise ValueError(f"{name} must be above 0 and finite, got {value}")
+                raise option_error(name, "above 0 and finite", value)
         Sampler(self.temperature)  # which refuses other temperatures
         if self.loss not in LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+            raise option_error("loss", f"one of {', '.join(LOSSES)}", self.loss)
 
     @property
     def num_steps(self) -> int | None:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..decoding import Stats, total
-from ..errors import check_options, check_utf8, count, described, option
+from ..errors import OptionError, check_options, check_utf8, count, described, option
 from .comparison import as_page, as_table
 from .layout import arranged, same_facts, similarity
 from .splitting import (
@@ -84,7 +84,7 @@ class RewriteOptions:
     def __post_init__(self) -> None:
         if self.by not in (None, *get_args(By)):
             names = ", ".join(map(repr, get_args(By)))
-            raise ValueError(f"by is {self.by!r}, expected one of {names}")
+            raise OptionError("{by} is {!r}, expected one of {}", self.by, names)
         if self.language not in (None, *LANGUAGES):
             raise ValueError(
                 f"there are no sentence rules for the language {self.language!r}: choose one of "
@@ -220,9 +220,10 @@ class Document:
             source, target = decoder.languages
             self._translation = Translation(source or identifier().classify(text)[0], target)
             if options.min_similarity is not None:
-                raise ValueError(
-                    f"min_similarity is {options.min_similarity:g}, and a translation is not "
-                    "similar to its source: leave one of them out"
+                raise OptionError(
+                    "{min_similarity} is {:g}, and a translation is not similar to its source: "
+                    "leave one of them out",
+                    options.min_similarity,
                 )
         self.options = self._with_defaults(options)
         self._parts = [*self._split()]

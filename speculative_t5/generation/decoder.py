@@ -17,7 +17,7 @@ from ..checkpoints import as_dtype, default_type_of, dtype_name, load, locate, n
 from ..decoding import AdaptiveSchedule, FixedSchedule, Indexed, LanguageModel, Plan, Request, Round
 from ..distributed import ProcessGroup
 from ..documents import TextOptions, rewrite
-from ..errors import check_integer
+from ..errors import OptionError, check_integer
 from ..models import SharingDraft
 from ..tokenizers import Prompt, PromptEncoder, Source, check_prompts
 from . import outputs
@@ -282,11 +282,11 @@ class SpeculativeDecoder:
     def _check_beams(self, options: GenerationOptions) -> None:
         """Refuse a beam search with drafts that were asked for, or with steady passes."""
         chosen = self._drafting.lookup or (self.drafts and not self._draft_is_implied)
-        said = f"num_beams is {options.num_beams}, and a beam search does not go with"
+        said = f"{{num_beams}} is {options.num_beams}, and a beam search does not go with"
         if chosen and options.speculative:
-            raise ValueError(f"{said} a draft: give speculative=False")
+            raise OptionError(f"{said} a draft: give speculative=False")
         if self.is_steady:
-            raise ValueError(f"{said} steady passes: leave out one of them")
+            raise OptionError(f"{said} {{steady}} passes: leave out one of them")
 
     def bind(self, options: GenerationOptions) -> decoding.RowOptions:
         """Return what options mean for the target and its tokenizer.
@@ -304,8 +304,8 @@ class SpeculativeDecoder:
             named |= transform.ids
         for name, ids in named.items():
             if (largest := max(ids, default=-1)) >= info.vocab_size:
-                raise ValueError(
-                    f"{name} has the id {largest}, and the model has ids below "
+                raise OptionError(
+                    f"{{{name}}} has the id {largest}, and the model has ids below "
                     f"{info.vocab_size}: give ids of its tokenizer"
                 )
         stop_checker = None

@@ -5,7 +5,7 @@ from typing import Literal
 
 from ..checkpoints import dtype_name
 from ..decoding import LanguageModel, ModelInfo
-from ..errors import check_utf8
+from ..errors import OptionError, check_utf8, option_error
 from ..models import T5, SharingDraft
 from ..tokenizers import Tokenizer, unknown_characters
 from .options import DraftingOptions
@@ -20,21 +20,25 @@ def spelled(
     """
     check_utf8(name, text)
     if tokenizer is None:
-        raise ValueError(f"{name} has the text {text!r}: give ids, or a tokenizer")
+        raise OptionError(f"{{{name}}} has the text {{!r}}: give ids, or a tokenizer", text)
     ways = []
     for way in (text, f" {text}"):
         ids = tokenizer.encode(way)
         if lacking := unknown_characters(tokenizer, way, ids):
-            raise ValueError(
-                f"{name} has the text {way!r}, and the vocabulary lacks {lacking[0]!r}: leave it "
-                "out, or give ids"
+            raise OptionError(
+                f"{{{name}}} has the text {{!r}}, and the vocabulary lacks {{!r}}: leave it out, "
+                "or give ids",
+                way,
+                lacking[0],
             )
         if not info.is_decoder_only and ids[-1:] == [info.eos_token_id]:
             ids = ids[:-1]
         elif ids and ids[0] in info.special_tokens and not tokenizer.decode(ids[:1]):
             ids = ids[1:]
         if not ids:
-            raise ValueError(f"{name} has the text {way!r}, which has no ids: leave it out")
+            raise OptionError(
+                f"{{{name}}} has the text {{!r}}, which has no ids: leave it out", way
+            )
         ways.append(tuple(ids))
     return list(dict.fromkeys(ways))
 
@@ -49,9 +53,9 @@ def pair_up(
     if is_shared:  # "auto" goes by measured times, and all processes must draft alike
         options = replace(options, num_draft=options.fixed)
     if is_shared and options.steady:
-        raise ValueError(
+        raise OptionError(
             "steady passes are tried out on each machine, and the processes that share a model "
-            "must run the same ones: leave steady out"
+            "must run the same ones: leave {steady} out"
         )
     if isinstance(draft, str) and draft == "lookup":
         draft, options = None, replace(options, lookup=True)
@@ -64,10 +68,8 @@ def pair_up(
     # Where a decoder-only model's ids end with EOS, as GPT-2's do, a draft can do without it.
     least = 0 if model.info.is_decoder_only else model.info.eos_token_id
     if options.draft_vocab is not None and options.draft_vocab <= least:
-        raise ValueError(
-            f"draft_vocab must be above {model.info.eos_token_id}, the id that ends outputs, "
-            f"got {options.draft_vocab}"
-        )
+        expected = f"above {model.info.eos_token_id}, the id that ends outputs"
+        raise option_error("draft_vocab", expected, options.draft_vocab)
     return draft, options
 
 

@@ -24,7 +24,15 @@ from ..decoding import (
     Rule,
     Sampler,
 )
-from ..errors import check_integer, check_options, check_utf8, described, option
+from ..errors import (
+    OptionError,
+    check_integer,
+    check_options,
+    check_utf8,
+    described,
+    option,
+    option_error,
+)
 from ..tokenizers import Detokenizer, Tokenizer
 from .outputs import StoppedText
 
@@ -141,14 +149,16 @@ class GenerationOptions:
         if self.max_new_tokens is not None:
             check_integer("max_new_tokens", self.max_new_tokens, 1)
             if self.max_tokens not in (GenerationOptions.max_tokens, self.max_new_tokens):
-                raise ValueError(
-                    f"max_tokens is {self.max_tokens} and max_new_tokens, another name for it, is "
-                    f"{self.max_new_tokens}: give one of them"
+                raise OptionError(
+                    "{max_tokens} is {} and {max_new_tokens}, another name for it, is {}: give one "
+                    "of them",
+                    self.max_tokens,
+                    self.max_new_tokens,
                 )
             vars(self).update(max_tokens=self.max_new_tokens, max_new_tokens=None)
         values = {name: as_items(name, getattr(self, name)) for name in ITEMS}
         values["bad_words"] = tuple(
-            word if isinstance(word, str) else as_items("each of bad_words", word)
+            word if isinstance(word, str) else as_items("each of {bad_words}", word)
             for word in values["bad_words"]
         )
         if not isinstance(self.forced_tokens, str):
@@ -156,9 +166,9 @@ class GenerationOptions:
         vars(self).update(values)
         bias = self.logit_bias
         if not (bias is None or isinstance(bias, Mapping)):
-            raise ValueError(f"logit_bias must be a dict of ids and biases, got {bias!r}")
+            raise option_error("logit_bias", "a dict of ids and biases", bias)
         for token in self.stop_token_ids:
-            check_integer("an id of stop_token_ids", token, 0)
+            check_integer("an id of {stop_token_ids}", token, 0)
         for string in self.stop:
             if not isinstance(string, str) or not string:
                 raise ValueError(f"a stop string must be text that is not empty, got {string!r}")
@@ -168,23 +178,27 @@ class GenerationOptions:
         if self.num_beams != 1:
             self._check_beams()
         elif count > 1 and self.temperature == 0:
-            raise ValueError(
-                f"num_return_sequences is {count}, and greedy decoding has only one output: give a "
-                "temperature above 0, or num_beams"
+            raise OptionError(
+                "{num_return_sequences} is {}, and greedy decoding has only one output: give a "
+                "{temperature} above 0, or {num_beams}",
+                count,
             )
 
     def _check_beams(self) -> None:
         """Refuse what a beam search does not go with."""
         _ = self.beams  # which checks its own options
         if self.temperature != 0:
-            raise ValueError(
-                f"num_beams is {self.num_beams} and temperature is {self.temperature}, and a beam "
-                "search does not sample: leave out one of the two"
+            raise OptionError(
+                "{num_beams} is {} and {temperature} is {}, and a beam search does not sample: "
+                "leave out one of the two",
+                self.num_beams,
+                self.temperature,
             )
         if self.stop:
-            raise ValueError(
-                f"num_beams is {self.num_beams}, and a beam search has no stop strings: leave out "
-                "num_beams or stop"
+            raise OptionError(
+                "{num_beams} is {}, and a beam search has no stop strings: leave out {num_beams} "
+                "or {stop}",
+                self.num_beams,
             )
 
     @cached_property
@@ -219,9 +233,10 @@ class GenerationOptions:
         """Refuse what only finished outputs can have; `several` outputs at a time may be fine."""
         for name in self.of_finished:
             if not (several and name == "num_return_sequences"):
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}, which needs finished outputs, and here "
-                    "tokens are sent as they are chosen: leave it out, or use generate"
+                raise OptionError(
+                    f"{{{name}}} is {{}}, which needs finished outputs, and here tokens are sent "
+                    "as they are chosen: leave it out, or use generate",
+                    getattr(self, name),
                 )
 
     def transform(
@@ -335,23 +350,25 @@ class DraftingOptions:
         check_options(self)
         if self.verify not in get_args(VerifyRule):
             *rules, last = map(repr, get_args(VerifyRule))
-            raise ValueError(f"verify must be {', '.join(rules)} or {last}, got {self.verify!r}")
+            raise option_error("verify", f"{', '.join(rules)} or {last}", self.verify)
         if self.verify in ("coupled", "block") and self.delta > 0:
-            raise ValueError(
-                f"verify {self.verify!r} is exact and takes no delta above 0, got {self.delta}: "
-                "use verify 'token' or delta 0"
+            raise OptionError(
+                "{verify} {!r} is exact and takes no {delta} above 0, got {}: use {verify} {!r} or "
+                "{delta} 0",
+                self.verify,
+                self.delta,
+                "token",
             )
         check_integer("min_ngram", self.min_ngram, 1, MAX_NGRAM)
         check_integer("max_ngram", self.max_ngram, self.min_ngram, MAX_NGRAM)
         number = self.num_draft
         if number != "auto" and (not isinstance(number, int) or number < 1):
-            raise ValueError(
-                f"num_draft must be an integer of at least 1 or 'auto', got {number!r}"
-            )
+            raise option_error("num_draft", "an integer of at least 1 or 'auto'", number)
         if self.steady and self.delta > 0:
-            raise ValueError(
-                f"steady outputs are the same for any draft, and delta {self.delta} lets them "
-                "depend on it: leave out one of the two"
+            raise OptionError(
+                "{steady} outputs are the same for any draft, and {delta} {} lets them depend on "
+                "it: leave out one of the two",
+                self.delta,
             )
 
     @property
@@ -376,9 +393,10 @@ class DraftingOptions:
         if batch_size is None:
             return 1 if self.steady else BATCH
         if check_integer("batch_size", batch_size, 1, MAX_BATCH) > 1 and self.steady:
-            raise ValueError(
-                f"steady decodes one prompt at a time, got batch_size {batch_size}: "
-                "leave out one of the two"
+            raise OptionError(
+                "{steady} decodes one prompt at a time, got {batch_size} {}: leave out one of the "
+                "two",
+                batch_size,
             )
         return batch_size
 
@@ -438,7 +456,7 @@ def as_items(name: str, value: object) -> tuple[Any, ...]:
         return (value,)
     if not isinstance(value, Iterable) or isinstance(value, Mapping):
         expected = ITEMS.get(name, "text or a list of ids")
-        raise ValueError(f"{name} must be {expected}, got {value!r}")
+        raise option_error(name, expected, value)
     return tuple(value)
 
 

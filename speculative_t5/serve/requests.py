@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from starlette.responses import JSONResponse
 
-from ..errors import first_line, not_utf8, shown
+from ..errors import OptionError, first_line, not_utf8, shown
 from ..generation import GenerationOptions
 from ..tokenizers import Prompt
 
@@ -178,19 +178,18 @@ def parse_option(name: str, found: Any, most_tokens: int) -> Any:
         value = _biases(name, found)
     try:
         return getattr(replace(SAMPLING, **{option: value}), option)
+    except OptionError as error:
+        wrong = error.spelled(lambda named: name if named == option else named, _in_words)
+        raise Refused(400, wrong, param=name) from error
     except ValueError as error:
-        wrong, _, _ = str(error).partition(", got ")
-        subject, must, expected = wrong.replace(option, name).partition(" must be ")
-        if must:
-            refuse(subject, expected, found, param=name)
         raise Refused(400, str(error), param=name) from error
 
 
 def as_refusal(error: ValueError) -> Refused:
     """Return the refusal for an error of the decoder about one or several options."""
-    text = " ".join(str(error).split())
-    named = text.split(" ", 1)[0]
-    return Refused(400, text, param=named if named in OPTIONS else None)
+    names = error.names if isinstance(error, OptionError) else []
+    param = next((name for name in names if name in OPTIONS), None)
+    return Refused(400, " ".join(str(error).split()), param=param)
 
 
 def _check_entries(name: str, found: Any) -> None:
@@ -302,13 +301,16 @@ def _message(name: str, found: object) -> dict[str, str]:
 
 def refuse(name: str, expected: str, found: object, *, param: str | None = None) -> NoReturn:
     """Refuse what a field, or a part of the field `param`, must not be."""
-    if isinstance(found, Mapping):  # its colons would read like advice
-        kind = "an object"
-    elif isinstance(found, list) and "{" in shown(found):
-        kind = "a list that holds an object"
-    else:
-        kind = as_json(found)
-    raise Refused(400, f"{name} must be {expected}, got {kind}", param=param or name)
+    raise Refused(400, f"{name} must be {expected}, got {_in_words(found)}", param=param or name)
+
+
+def _in_words(found: object) -> str:
+    """Show what a field holds; an object by its kind, as its colons would read like advice."""
+    if isinstance(found, Mapping):
+        return "an object"
+    if isinstance(found, list | tuple) and "{" in shown(found):
+        return "a list that holds an object"
+    return as_json(found)
 
 
 def as_json(found: object) -> str:

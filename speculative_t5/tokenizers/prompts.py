@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import cast
 
 from ..decoding import LanguageModel
-from ..errors import check_integer, check_utf8, shown
+from ..errors import OptionError, check_integer, check_utf8, option_error, shown
 from .base import ChatTokenizer, Message, Tokenizer, unknown_characters
 from .languages import Languages
 
@@ -56,35 +56,37 @@ class PromptEncoder:
             self.max_source_length = check_integer("max_source_length", self.max_source_length, 2)
         limit = self.model.info.max_context
         if limit is not None and (self.max_source_length or 0) > limit:
-            raise ValueError(
-                f"max_source_length must be at most {limit}, all that the model reads, "
-                f"got {self.max_source_length}"
-            )
+            expected = f"at most {limit}, all that the model reads"
+            raise option_error("max_source_length", expected, self.max_source_length)
         if self.truncate and self.model.info.is_decoder_only:
-            raise ValueError(
-                "truncate cuts a prompt's end, which a decoder-only model goes on from: leave it "
+            raise OptionError(
+                "{truncate} cuts a prompt's end, which a decoder-only model goes on from: leave it "
                 "out"
             )
         if self.chat and self.truncate:
-            raise ValueError("truncate would cut into the chat template: leave one of them out")
+            raise OptionError(
+                "{truncate} would cut into the {chat} template: leave one of them out"
+            )
         if self.to is not None:
             if self.prefix is not None:
-                raise ValueError(
-                    f"to is {self.to!r} and prefix is {self.prefix!r}, and both go before the "
-                    "prompt: leave out one of them"
+                raise OptionError(
+                    "{to} is {!r} and {prefix} is {!r}, and both go before the prompt: leave out "
+                    "one of them",
+                    self.to,
+                    self.prefix,
                 )
             if self.tokenizer is None:
-                raise ValueError("to is for prompts as text, which need a tokenizer: give one")
+                raise OptionError("{to} is for prompts as text, which need a tokenizer: give one")
             languages = getattr(self.tokenizer, "languages", Languages())
             self.languages = languages.pair(self.to, self.from_)
             self.prefix = languages.prefix(self.to, self.from_)
         elif self.from_ is not None:
-            raise ValueError(f"from is {self.from_!r}, and to is missing: give both")
+            raise OptionError("{from_} is {!r}, and {to} is missing: give both", self.from_)
         if self.prefix is None:
             self.prefix = getattr(self.tokenizer, "prefix", "")
         self.trained_length: int | None = getattr(self.tokenizer, "trained_length", None)
         if not isinstance(self.prefix, str):
-            raise ValueError(f"prefix must be a string or None, got {self.prefix!r}")
+            raise option_error("prefix", "a string or None", self.prefix)
         check_utf8("prefix", self.prefix)
         if self.chat:
             self._chat_tokenizer()  # refused at once if there is none
