@@ -38,10 +38,10 @@ class OptionError(ValueError):
         return [name for _, name, *_ in parts if name]
 
     def spelled(
-        self, spell: Callable[[str], str] = str, show: Callable[[object], str] = repr
+        self, spell: Callable[[str], str] = str, show: Callable[[object], str] | None = None
     ) -> str:
-        """Return the message with names as `spell` and values as `show` makes them."""
-        return _Spelling(spell, show).vformat(self._text, self._values, {})
+        """Return the message with names as `spell` and values as `show` makes them, or `shown`."""
+        return _Spelling(spell, show or shown).vformat(self._text, self._values, {})
 
 
 class _Spelling(string.Formatter):

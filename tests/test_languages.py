@@ -79,7 +79,7 @@ def test_the_language_of_the_text_is_needed_only_where_there_are_several() -> No
     assert of_own.prefix("Portuguese", "English") == "en>pt-BR English to Portuguese (Brazil): "
     assert of_own.prefix("English") == "de>en German to English: "
     found = refusal(of_own, "pt-BR")
-    assert found.endswith("the language of the text: give from, one of German (de), English (en)")
+    assert found.endswith("the language of the text: give from_, one of German (de), English (en)")
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_the_language_of_the_text_is_needed_only_where_there_are_several() -> No
         (of_madlad, ("Catalan",), f"to is 'Catalan'{OTHER}from Bulgarian (bg), Bulgarian (Latin)"),
         (of_madlad, ("zh-Hant",), f"to is 'zh-Hant'{OTHER}"),
         (of_madlad, (3,), "to must be a language's name or code, got 3"),
-        (of_madlad, ("de", b"en"), "from must be a language's name or code, got b'en'"),
-        (of_madlad, ("de", "my own"), f"from is 'my own'{NONE}"),
+        (of_madlad, ("de", b"en"), "from_ must be a language's name or code, got b'en'"),
+        (of_madlad, ("de", "my own"), f"from_ is 'my own'{NONE}"),
         (of_t5, ("Dutch",), f"to is 'Dutch'{OTHER}from German (de), French (fr)"),
-        (of_t5, ("German", "French"), f"from is 'French'{OTHER}from English (en)"),
+        (of_t5, ("German", "French"), f"from_ is 'French'{OTHER}from English (en)"),
         (of_own, ("German",), f"to is 'German'{OTHER}from English (en), Portuguese (Brazil)"),
-        (Languages(), ("de",), "to is 'de', and the model does not say how it is asked for a "),
+        (Languages(), ("de",), "to is 'de', and this model does not translate"),
     ],
 )
 def test_other_languages_are_refused(

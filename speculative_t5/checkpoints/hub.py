@@ -16,6 +16,7 @@ from .model_folder import (
     ModelFolder,
     read_index,
 )
+from .nearest import nearest
 
 TIMEOUT = 10.0  # seconds
 
@@ -28,10 +29,16 @@ def flat_name(name: str) -> str:
     whole = re.fullmatch(r"(?:\b[\w.-]+\b/)?\b[\w.-]{1,96}\b", name)
     if not whole or re.search(r"\.\.|--|\.git$", name):
         raise ValueError(
-            f"{name!r} is neither a folder here nor a valid name on the Hub: "
+            f"{name!r} is neither a folder here nor a valid name on the Hub: {or_nearest(name)}"
             "give the path of a folder, or a name such as google/flan-t5-small"
         )
     return name.rsplit("/", 1)[-1]
+
+
+def or_nearest(name: str) -> str:
+    """Return advice to write the name that was probably meant; "" if no model has one like it."""
+    near = nearest(name)
+    return f"write {near} if you meant that, or " if near else ""
 
 
 def look_up(name: str, revision: str | None = None) -> tuple[ModelFolder, list[str] | None]:
@@ -126,33 +133,45 @@ def _list_files(name: str, revision: str | None) -> list[str] | None:
 @contextmanager
 def _explained(name: str, revision: str | None) -> Iterator[None]:
     """Turn errors of the Hub's client into ones of one line."""
-    from huggingface_hub import errors
-
-    # The first that fits an error is meant: a kind comes before more general ones.
-    reasons = {
-        errors.GatedRepoError: f"{name} on the Hub is gated: accept its terms on its page there, "
-        "and run hf auth login",
-        errors.RepositoryNotFoundError: f"there is no folder {name!r} and no such repository on "
-        "the Hub, or it is private: check the name, or run hf auth login",
-        errors.RevisionNotFoundError: f"{name} on the Hub has no revision {revision!r}: choose a "
-        "branch, tag or commit from its page there",
-        errors.LocalEntryNotFoundError: f"there is no folder {name!r}, it is not in the Hub's "
-        "cache, and the Hub cannot be reached: check the name or path, the network and "
-        "HF_HUB_OFFLINE",
-        errors.EntryNotFoundError: f"{name} on the Hub has no config.json, so it is not a model: "
-        "choose another",
-    }
     try:
         yield
     except ValueError:
         raise
     except Exception as error:  # its HTTP client's errors have no base of their own
-        for kind, reason in reasons.items():
-            if isinstance(error, kind):
-                raise ValueError(reason) from None
+        if reason := _reason(error, name, revision):
+            raise ValueError(reason) from None
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EDQUOT):
             raise
         raise ValueError(
             f"{name} could not be downloaded from the Hub: {first_line(error)}; "
             "check the network, or try again later"
         ) from error
+
+
+def _reason(error: Exception, name: str, revision: str | None) -> str | None:
+    """Return what an error of the Hub's client means, and what to do; None for others."""
+    from huggingface_hub import errors
+
+    # A kind comes before more general ones.
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{name} on the Hub is gated: accept its terms on its page there, and run hf auth login"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"there is no folder {name!r} and no such repository on the Hub, or it is private: "
+            f"{or_nearest(name)}check the name, or run hf auth login"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return (
+            f"{name} on the Hub has no revision {revision!r}: choose a branch, tag or commit from "
+            "its page there"
+        )
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return (
+            f"there is no folder {name!r}, it is not in the Hub's cache, and the Hub cannot be "
+            f"reached: {or_nearest(name)}check the name or path, the network and HF_HUB_OFFLINE"
+        )
+    if isinstance(error, errors.EntryNotFoundError):
+        return f"{name} on the Hub has no config.json, so it is not a model: choose another"
+    return None

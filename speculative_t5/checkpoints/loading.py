@@ -25,6 +25,7 @@ from ..tokenizers import Tokenizer, read_languages
 from .adapters import Adapter
 from .hub import download, find_cached, flat_name, look_up
 from .model_folder import ADAPTER_CONFIG, ModelFolder, find_folder, model_folders, name_of_folder
+from .nearest import nearest
 from .t5 import Checkpoint, open_checkpoint
 from .t5_draft import load_draft
 from .tensors import as_mlx
@@ -222,8 +223,9 @@ def _find(name_or_path: str | Path, *, to_merge: bool = False) -> Path:
         return find_cached(name) or download(name, *look_up(name))
     except ValueError as error:
         known = ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
+        listed = "" if nearest(name) else f" (found: {known})"
         raise ValueError(
-            f"no model on this machine is named {name!r} (found: {known}); {error}"
+            f"no model on this machine is named {name!r}{listed}; {error}"
         ) from error.__cause__
 
 

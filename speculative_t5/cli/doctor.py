@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from tqdm import tqdm
 
-from ..checkpoints import as_dtype, find_cached, find_folder
+from ..checkpoints import as_dtype, find_cached, find_folder, or_nearest
 from ..doctor import CHECKS, Finding, Subject, as_markdown, chosen, run
 from ..errors import count, option
 from .options import OF_DECODERS, draft_of, in_output, with_options
@@ -127,6 +127,6 @@ def _folder(model: str) -> str:
     if folder is None:
         raise ValueError(
             f"no model on this machine is named {model!r}, and doctor downloads none: "
-            "give the path of a folder, or load the model once"
+            f"{or_nearest(model)}give the path of a folder, or load the model once"
         )
     return str(folder)

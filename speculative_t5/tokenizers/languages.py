@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..decoding import Vocabulary
-from ..errors import first_line, shown
+from ..errors import OptionError, first_line, option_error
 from .base import LANGUAGE
 
 TASK = re.compile(r"translation_([a-z]+)_to_([a-z]+)")  # T5's, in task_specific_params
@@ -32,22 +32,23 @@ class Languages:
             ValueError: If a language is unknown, or none of the model's, or has to be given.
         """
         if not self.prefixes:
-            raise ValueError(
-                f"to is {to!r}, and the model does not say how it is asked for a language: give a "
-                "prefix instead, or write languages into its config.json"
+            raise OptionError(
+                "{to} is {!r}, and this model does not translate, as far as its config.json says: "
+                "choose one that does, or give a {prefix} or write languages into its config.json",
+                to,
             )
         target = _closest("to", to, (target for _, target in self.prefixes))
         sources = [source for source, t in self.prefixes if t == target]
         if from_ is None and len(sources) == 1:
             return sources[0], target
         if from_ is None:
-            raise ValueError(
-                "the model has to be told the language of the text: give from, one of "
-                f"{_listed(sources)}"
+            raise OptionError(
+                "the model has to be told the language of the text: give {from_}, one of {}",
+                _listed(sources),
             )
         if "" in sources:
-            return _code("from", from_, {}), target
-        return _closest("from", from_, sources), target
+            return _code("from_", from_, {}), target
+        return _closest("from_", from_, sources), target
 
     def prefix(self, to: str, from_: str | None = None) -> str:
         """Return what goes before a text to translate it; for errors see `pair`."""
@@ -121,8 +122,10 @@ def _closest(name: str, language: str, codes: Iterable[str]) -> str:
     named = (
         f"{_listed([near])}, the nearest" if near != "und" else f"from {_listed(known.values())}"
     )
-    raise ValueError(
-        f"{name} is {language!r}, which is not among the model's languages: choose {named}"
+    raise OptionError(
+        f"{{{name}}} is {{!r}}, which is not among the model's languages: choose {{}}",
+        language,
+        named,
     )
 
 
@@ -131,7 +134,7 @@ def _code(name: str, language: str, known: Mapping[str, str]) -> str:
     from langcodes import find, standardize_tag, tag_is_valid
 
     if not isinstance(language, str):
-        raise ValueError(f"{name} must be a language's name or code, got {shown(language)}")
+        raise option_error(name, "a language's name or code", language)
     if (asked := language.casefold()) in known:
         return known[asked]
     try:
@@ -139,9 +142,10 @@ def _code(name: str, language: str, known: Mapping[str, str]) -> str:
     except (LookupError, ValueError) as error:
         near = get_close_matches(asked, known, 3)
         meant = f"{_listed(known[each] for each in near)} if you meant that"
-        raise ValueError(
-            f"{name} is {language!r}, which names no language: give "
-            + (meant if near else "a name such as German, or a code such as de or pt-BR")
+        raise OptionError(
+            f"{{{name}}} is {{!r}}, which names no language: give {{}}",
+            language,
+            meant if near else "a name such as German, or a code such as de or pt-BR",
         ) from error
 
 
