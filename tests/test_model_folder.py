@@ -358,6 +358,9 @@ def test_different_embeddings_are_refused(folder: Path) -> None:
     edit_tensors(folder, lambda t: t.pop(ENCODERS))
     assert embedding(folder).any(), "the decoder's alone suffices"
     edit_tensors(folder, lambda t: t.pop(DECODERS))
+    with refused("has the tensor lm_head.weight and no embedding"):
+        opened(folder)
+    edit_tensors(folder, lambda t: t.pop("lm_head.weight"))
     with refused("has no tensor shared.weight, expected one of shape"):
         opened(folder)
     edit_tensors(folder, lambda t: t.update({"shared.weight": torch.tensor(1.0)}))

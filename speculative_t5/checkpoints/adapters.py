@@ -97,9 +97,14 @@ class Adapter:
     def changes(self) -> dict[str, Change]:
         """Return what the adapter changes, by the names of weights in the trained model."""
         found: dict[str, Change] = {}
-        for name, tensor in self.folder.tensors().items():
+        stored = self.folder.tensors()
+        for name, tensor in stored.items():
+            # Of a module that was trained whole PEFT may also store what it was before.
+            if ".original_module." in name or _trained(name) in stored:
+                continue
             # An embedding is stored whole beside what is added to it.
             name = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            name = name.replace(".modules_to_save.", ".")
             part = _PART.fullmatch(name)
             change = found.setdefault(f"{part[1]}.weight" if part else name, Change())
             if part:
@@ -150,6 +155,12 @@ class Adapter:
                 f"number up to {MOST_ALPHA:,}"
             )
         return float(found)
+
+
+def _trained(name: str) -> str:
+    """Return the name of a module's tensor, of those that PEFT calls modules_to_save."""
+    module, _, part = name.rpartition(".")
+    return f"{module}.modules_to_save.{part}"
 
 
 def _expected(stored: Shape, shapes: Mapping[str, Shape]) -> dict[str, Shape]:

@@ -21,7 +21,7 @@ from .tensors import NewTensor, Shape, as_mlx, as_numpy, dtype_name
 
 Layout = dict[str, tuple[Shape, mx.Dtype]]  # the tensors to write, by name
 
-COPIED = (*TOKENIZER_FILES, "chat_template.jinja", model_folder.GENERATION_CONFIG)
+OF_TOKENIZER = (*TOKENIZER_FILES, "chat_template.jinja")
 MIN_SHARE = 0.01  # of the weights: quantizing a smaller embedding gains nothing
 
 # Infinity as an integer; the bits of NaN are above it.
@@ -128,10 +128,17 @@ def convert(
         output,
         _config_json(config, source) | _own_settings(source) | extra,
         _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress),
-        [path for path in map(source.path.joinpath, COPIED) if path.is_file()],
+        _small_files(source),
         num_bytes=num_bytes(layout),
     )
     return output
+
+
+def _small_files(source: ModelFolder) -> list[Path]:
+    """Return the files to copy beside the weights."""
+    paths = [source.tokenizer_path / name for name in OF_TOKENIZER]
+    paths.append(source.path / model_folder.GENERATION_CONFIG)
+    return [path for path in paths if path.is_file()]
 
 
 def _check_apart(output: Path, read: Iterable[Path]) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import first_line
-from ..tokenizers import has_tokenizer
+from ..tokenizers import TOKENIZER_FILES, has_tokenizer
 from .model_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -88,7 +88,9 @@ def download(name: str, folder: ModelFolder, files: list[str] | None) -> Path:
                 f"{WEIGHTS[2]}, whole or in shards, found {', '.join(others[:3]) or 'neither'}; "
                 "choose a repository that has them"
             )
-        commit, wanted = folder.path.name, [file]
+        # An adapter that enlarges its model's vocabulary comes with the tokenizer.
+        small = (*TOKENIZER_FILES, "tokenizer.model") if file in ADAPTER_WEIGHTS else ()
+        commit, wanted = folder.path.name, [file, *small]
         with _explained(name, commit):
             if file.endswith(".index.json"):
                 index = Path(hf_hub_download(name, file, revision=commit))

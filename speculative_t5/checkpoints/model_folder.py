@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,13 @@ from ..models import (
     is_t5gemma,
     read_size,
 )
-from ..tokenizers import TOKENIZER_FILES, T5GemmaTokenizer, Tokenizer, load_tokenizer
+from ..tokenizers import (
+    TOKENIZER_FILES,
+    T5GemmaTokenizer,
+    Tokenizer,
+    has_tokenizer,
+    load_tokenizer,
+)
 from .tensors import AGAIN, NewTensor, StoredTensor, read_safetensors, write_npz
 from .torch_bin import read_bin
 
@@ -37,6 +43,8 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json",
            "pytorch_model.bin", "pytorch_model.bin.index.json")  # fmt: skip
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+# What PEFT saves of a model whose vocabulary was enlarged.
+_EMBEDDINGS = (".shared.weight", ".embed_tokens.weight")
 GENERATION_CONFIG = "generation_config.json"
 SMALL_FILES = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "tokenizer.model")
 BUSY = "another conversion is at work on it: wait for it to end, or choose another --output"
@@ -178,12 +186,32 @@ class ModelFolder:
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from error
 
+    @cached_property
+    def new_vocab_size(self) -> int | None:
+        """The rows of an embedding that an adapter brings in place of the model's; None if none."""
+        if self.adapter is None:
+            return None
+        rows = {
+            tensor.shape[0]
+            for name, tensor in self.adapter.tensors().items()
+            if name.endswith(_EMBEDDINGS) and "lora_" not in name and len(tensor.shape) == 2
+        }
+        return max(rows, default=None)
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The folder of the tokenizer's files: the adapter's, if it brings an embedding for it."""
+        if self.adapter and self.new_vocab_size and has_tokenizer(self.adapter.path):
+            return self.adapter.path
+        return self.path
+
     def tokenizer(self) -> Tokenizer:
         """Load the tokenizer; a T5's is checked to fit it."""
         config = self.model_config()
         if isinstance(config, T5Config):
-            return load_tokenizer(self.path, config)
-        return T5GemmaTokenizer(self.path)
+            rows = self.new_vocab_size or config.vocab_size
+            return load_tokenizer(self.tokenizer_path, replace(config, vocab_size=rows))
+        return T5GemmaTokenizer(self.tokenizer_path)
 
     @property
     def weights(self) -> Path | None:
@@ -267,7 +295,7 @@ def read_index(path: Path) -> dict[str, str]:
             f"{path} is not an index of shards, as it has no weight_map: download it again"
         )
     for shard in shards.values():
-        if not isinstance(shard, str) or not re.fullmatch(r"\w[\w.-]*", shard):
+        if not isinstance(shard, str) or not re.fullmatch(r"\w[\w.-]{,254}", shard):
             raise ValueError(
                 f"{path} names the shard {shown(shard)}, expected a file's name alone: "
                 "put the shards beside it, and name them so"

@@ -11,11 +11,21 @@ import mlx.core as mx
 import numpy as np
 
 from ..device import DefaultType, default_type
+from ..errors import printable
 from ..models import ModelConfig, T5Config, T5GemmaConfig, new_model
 from . import t5gemma
-from .adapters import Adapter
+from .adapters import Adapter, Change
 from .model_folder import ModelFolder
-from .tensors import Shape, Sources, StoredTensor, check_shapes, module_shapes, read_npz
+from .saved_names import unwrapped
+from .tensors import (
+    Shape,
+    Sources,
+    StoredTensor,
+    check_shapes,
+    is_zero,
+    module_shapes,
+    read_npz,
+)
 
 # Names of the embedding; checkpoints without the first have the second (madlad400).
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -68,13 +78,14 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
         # In the order of the file; missing ones come last, for check_shapes to name them.
         parameters = {name: {name: shapes[name]} for name in tensors | shapes if name in shapes}
     elif isinstance(config, T5GemmaConfig):
-        stored = folder.tensors()
+        stored = unwrapped(path, folder.tensors())
         text = t5gemma.of_text(stored)
         num_images = len(stored) - len(text)
         config, tensors = t5gemma.infer_config(config, text)
         parameters = _planned(config)
     else:
-        config, tensors = infer_config(config, folder.tensors())
+        stored = without_zero_biases(path, unwrapped(path, folder.tensors()))
+        config, tensors = infer_config(config, stored)
         parameters = _planned(config)
     return _checked(path, Checkpoint(config, tensors, parameters, num_images))
 
@@ -110,19 +121,73 @@ def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
             for name, sources in planned.items()
             for source, tensor in zip(sources, tensors[name].split(sources.values()), strict=True)
         }
+    changes = _one_embedding(changes, embedding, tensors)
     # Training leaves a tied head as it was where the embedding alone changes, and the reverse. (No
     # pass of a T5 in transformers reads the embedding that is called shared.)
     if is_tied and (head in changes or (embedding in changes and embedding != EMBEDDINGS[0])):
         tensors = tensors | {head: tensors[embedding]}
     merged = adapter.merge(tensors, changes, head)
-    config = dataclasses.replace(config, own_head=head in merged)
+    if is_tied and head in merged and _equal(merged[head], merged[embedding]):
+        del merged[head]  # saved beside the embedding that it is
+    rows = _rows(merged, embedding, head, adapter.folder.path)
+    config = dataclasses.replace(config, own_head=head in merged, vocab_size=rows)
     made = Checkpoint(config, merged, _planned(config), base.num_images)
     return _checked(adapter.folder.path, made)
+
+
+def _one_embedding(
+    changes: Mapping[str, Change], embedding: str, tensors: Mapping[str, StoredTensor]
+) -> dict[str, Change]:
+    """Give an embedding that an adapter brings, by another of its names, that of the model."""
+    kept = dict(changes)
+    for name in (*EMBEDDINGS, *t5gemma.EMBEDDINGS):
+        whole = kept[name].whole if name in kept and name not in tensors else None
+        if whole is None or kept[name].parts:
+            continue
+        first = kept.setdefault(embedding, kept[name])
+        if first.whole is not None and _equal(first.whole, whole):
+            del kept[name]
+    return kept
+
+
+def _rows(merged: Mapping[str, StoredTensor], embedding: str, head: str, adapter: Path) -> int:
+    """Return the rows of an embedding, which an adapter in a folder may have enlarged.
+
+    Raises:
+        ValueError: If the head has another number.
+    """
+    shape = merged[embedding].shape
+    rows = {merged[name].shape[:1] for name in (embedding, head) if name in merged}
+    if len(shape) != 2 or len(rows) > 1:
+        raise ValueError(
+            f"{adapter} gives the model an embedding of shape {shape}, and its {head} has "
+            f"{merged.get(head, merged[embedding]).shape}: save the adapter again with both "
+            "(save_embedding_layers=True)"
+        )
+    return shape[0]
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes of all parameters of a model."""
     return module_shapes(new_model(config))
+
+
+def without_zero_biases(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Leave out biases, which a T5 does not have and old programs save as zeros.
+
+    Raises:
+        ValueError: If one of a norm adds something.
+    """
+    kept = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(".bias") or not is_zero(tensor):
+            kept[name] = tensor
+            if name.endswith("layer_norm.bias"):
+                raise ValueError(
+                    f"{path}: {printable(name)} is not zero, and the norms of a T5 have no bias: "
+                    "choose another checkpoint, or leave its biases out"
+                )
+    return kept
 
 
 def infer_config(
@@ -142,6 +207,15 @@ def infer_config(
                 "save the checkpoint with the one that is meant, or choose another"
             )
         del kept[name]
+    if not embeddings and HEAD in kept:  # one matrix, saved under the name of the head alone
+        # Only a tied model's outputs are scaled; programs write the first entry for all.
+        if config.own_head or not config.scale_decoder_outputs:
+            raise ValueError(
+                f"it has the tensor {HEAD} and no embedding, and by config.json "
+                "(tie_word_embeddings, scale_decoder_outputs) the two differ: save the model again "
+                "with both"
+            )
+        embeddings = [HEAD]
     if embeddings:
         kept[EMBEDDINGS[0]] = kept.pop(embeddings[0])
         if HEAD in kept and _equal(kept[EMBEDDINGS[0]], kept[HEAD]):

@@ -77,6 +77,11 @@ def as_mlx(array: np.ndarray, dtype: mx.Dtype) -> mx.array:
     return copied.view(mx.bfloat16) if dtype == mx.bfloat16 else copied
 
 
+def is_zero(tensor: StoredTensor) -> bool:
+    """Whether all numbers of a tensor are 0 or -0."""
+    return not any(as_mlx(block, tensor.dtype).any().item() for block in tensor.blocks())
+
+
 def as_numpy(array: mx.array) -> np.ndarray:
     """Reverse `as_mlx`, without a copy."""
     return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)

@@ -16,6 +16,11 @@ DRAFT_TYPE = "t5-draft"  # ours: a draft that shares its target's encoder
 _OTHER_HEAD = re.compile(
     r"\w+For(MaskedLM|PreTraining|\w*Classification|QuestionAnswering|MultipleChoice|CTC)"
 )
+# Classes of PEFT, torch and DeepSpeed around a model.
+_WRAPPER = re.compile(
+    r"Peft(Mixed)?Model\w*|Lora(Model)?|OptimizedModule|DeepSpeedEngine"
+    r"|(Distributed|FullySharded)?DataParallel"
+)
 MAX_SIZE = 2**24  # of any dimension: products of larger ones overflow MLX's shapes
 MAX_LAYERS = 256  # of one stack, as a model takes memory for each before its weights are checked
 
@@ -45,8 +50,16 @@ def other_heads(config: Mapping[str, Any]) -> list[str]:
 
 
 def check_architectures(config: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse a config.json whose `architectures` are not all among the known ones."""
-    others = [name for name in _architectures(config) if name not in known]
+    """Refuse a config.json whose `architectures` are not all among the known ones.
+
+    Programs that wrap a model for training write their own class, or the model's with something
+    before it (FSDPT5ForConditionalGeneration): then the tensors alone tell what it is.
+    """
+    others = [
+        name
+        for name in _architectures(config)
+        if not name.endswith(tuple(known)) and not _WRAPPER.fullmatch(name)
+    ]
     if others:
         raise ValueError(
             f"this is a {printable(others[0])} (architectures in config.json), "
