@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,11 @@ def recording(monkeypatch: pytest.MonkeyPatch, *, colour: bool = True) -> Consol
 class Terminal:
     """A terminal of 100 columns, on which Python runs a command."""
 
-    def __init__(self, folder: Path, *command: str) -> None:
+    def __init__(
+        self, folder: Path, *command: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         bare = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        bare |= environment or {}
         self.process = pexpect.spawn(
             sys.executable, [*command], cwd=folder, env=bare | PATHS | {"TERM": "xterm-256color"},
             dimensions=(40, 100), timeout=120, preexec_fn=heed_ctrl_c,

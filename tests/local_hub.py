@@ -20,6 +20,7 @@ class Hub:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.requests: list[str] = []
+        self.sizes: dict[str, int] = {}  # that the Hub claims, by names of files
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -58,7 +59,10 @@ class Hub:
             self.send(request, code="EntryNotFound")
 
     def info(self, name: str) -> dict[str, Any]:
-        files = [{"rfilename": file.name} for file in (self.root / name).iterdir()]
+        files = [
+            {"rfilename": file.name, "size": self.sizes.get(file.name, file.stat().st_size)}
+            for file in (self.root / name).iterdir()
+        ]
         return {"id": name, "modelId": name, "sha": COMMIT, "siblings": files, "tags": []}
 
     def tree(self, name: str) -> list[dict[str, Any]]:

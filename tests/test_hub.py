@@ -1,5 +1,6 @@
 """Downloads, from a local server that stands for the Hub."""
 
+import errno
 import shutil
 import traceback
 from collections.abc import Iterator
@@ -7,12 +8,19 @@ from pathlib import Path
 from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.checkpoints import ModelFolder, convert, inspect
+from speculative_t5.checkpoints import (
+    Download,
+    ModelFolder,
+    announce_downloads,
+    convert,
+    inspect,
+)
 from speculative_t5.checkpoints import hub as hub_module
 from speculative_t5.checkpoints.hub import flat_name
 
 import pytest
 from checkpoints import refused
+from commands import Call, Terminal
 from conftest import edit_json
 from families import write_family, write_gemma
 from huggingface_hub import constants
@@ -33,6 +41,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(tmp_path: Path, originals: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """The Hub, with two repositories; the current folder has an empty weights/."""
     hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr(hub_module, "_announce", hub_module._warn)  # as before any command
     shutil.copytree(originals, hub.root / "someone")
     use(monkeypatch, hub.endpoint, cache=tmp_path / "cache")
     (tmp_path / "here" / "weights").mkdir(parents=True)
@@ -119,6 +128,77 @@ def test_refused_weights_are_not_downloaded(hub: Hub, monkeypatch: pytest.Monkey
             run("someone/tiny-gemma")
     assert not [name for name in hub.downloads() if "safetensors" in name]
     assert not any(Path("weights").iterdir())
+
+
+SHARD = "model-00001-of-{:05}.safetensors"
+
+
+@pytest.fixture
+def large(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The Hub claims 11.4 GB for the first shard; 20 GB are free."""
+    shards = len([*(hub.root / NAME).glob("model-*")])
+    hub.sizes[SHARD.format(shards)] = 11_400_000_000
+    usage = shutil.disk_usage(hub.root)._replace(free=20_000_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    return hub
+
+
+SAID = f"{NAME} is to be downloaded: 11.4 GB, and 20.0 GB are free in "
+
+
+def test_the_size_of_a_large_download_is_said_first(large: Hub, tmp_path: Path) -> None:
+    def noted(found: Download) -> None:
+        assert str(found) == f"{SAID}{tmp_path / 'cache'}"
+        assert not [name for name in large.downloads() if name.endswith("safetensors")]
+        raise InterruptedError
+
+    with pytest.warns(UserWarning, match=SAID):
+        load(NAME)
+    assert load(NAME), "from the cache, without a word"
+    shutil.rmtree(tmp_path / "cache")
+    large.requests.clear()
+    announce_downloads(noted)
+    for run in (load, convert):
+        with pytest.raises(InterruptedError):
+            run(NAME)
+    large.sizes.clear()
+    assert load(NAME), "a small model needs no word"
+
+
+def test_what_the_disk_has_no_room_for_is_not_downloaded(large: Hub) -> None:
+    large.sizes[next(iter(large.sizes))] *= 2
+    lack = r"22\.8 GB, and 20\.0 GB are free in .*; free some"
+    for run in (load, convert):
+        with pytest.raises(OSError, match=lack) as left:
+            run(NAME)
+        assert left.value.errno == errno.ENOSPC
+    assert not [name for name in large.downloads() if name.endswith("safetensors")]
+    large.sizes.clear()
+    assert load(NAME)
+
+
+def test_a_command_says_the_size_and_asks_a_person(hub: Hub, call: Call, tmp_path: Path) -> None:
+    shards = len([*(hub.root / NAME).glob("model-*")])
+    hub.sizes[SHARD.format(shards)] = 1_500_000_000
+    arguments = ("--model", NAME, "--prompt", "a", "--max-tokens", "2")
+    environment = {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_CACHE": str(tmp_path / "cache"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+    }
+    said = f"{NAME} is to be downloaded: 1.5 GB, and "
+    for answer, code in (("n", 1), ("maybe", 1), ("y", 0), (None, 0)):
+        person = Terminal(tmp_path, "-m", "speculative_t5", *arguments, environment=environment)
+        if answer is None:  # it is in the cache
+            assert said not in person.rest(code)
+            break
+        assert said in person.type("", "Download it? [Y/n] ")
+        shown = person.type(f"{answer}\n", "\n") + person.rest(code)
+        assert ("nothing was downloaded" in shown) == bool(code)
+    shutil.rmtree(tmp_path / "cache")
+    done = call(*arguments)
+    assert done.code == 0 and any(said in line for line in done.err)
 
 
 def test_inspecting_takes_no_weights(hub: Hub) -> None:

@@ -2,8 +2,11 @@
 
 import errno
 import re
-from collections.abc import Iterator
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import first_line
@@ -19,6 +22,48 @@ from .model_folder import (
 from .nearest import nearest
 
 TIMEOUT = 10.0  # seconds
+LARGE = 10**9  # bytes, above which a download is announced
+
+
+@dataclass(frozen=True)
+class Download:
+    """Weights that are about to be downloaded: sizes in bytes."""
+
+    name: str
+    size: int
+    free: int  # on the disk of the cache
+    cache: Path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} is to be downloaded: {self.size / 1e9:.1f} GB, and {self.free / 1e9:.1f} "
+            f"GB are free in {self.cache}"
+        )
+
+    def check(self) -> None:
+        """Refuse what the disk has no room for."""
+        if self.size > self.free:
+            raise OSError(
+                errno.ENOSPC,
+                f"No space left on device: {self}; free some, or set HF_HOME to a folder on "
+                "another disk",
+            )
+
+
+def _warn(found: Download) -> None:
+    warnings.warn(str(found), stacklevel=2)
+
+
+_announce: Callable[[Download], None] = _warn
+
+
+def announce_downloads(announce: Callable[[Download], None]) -> None:
+    """Have a function called before each large download; it may raise to prevent it.
+
+    Without one, a warning says the size and the free disk.
+    """
+    global _announce
+    _announce = announce
 
 
 def flat_name(name: str) -> str:
@@ -41,8 +86,8 @@ def or_nearest(name: str) -> str:
     return f"write {near} if you meant that, or " if near else ""
 
 
-def look_up(name: str, revision: str | None = None) -> tuple[ModelFolder, list[str] | None]:
-    """Return a repository's folder in the cache, without weights, and its files' names.
+def look_up(name: str, revision: str | None = None) -> tuple[ModelFolder, dict[str, int] | None]:
+    """Return a repository's folder in the cache, without weights, and its files' sizes by name.
 
     They are None without the Hub. It may be an adapter.
     """
@@ -74,8 +119,13 @@ def look_up(name: str, revision: str | None = None) -> tuple[ModelFolder, list[s
     return folder, files
 
 
-def download(name: str, folder: ModelFolder, files: list[str] | None) -> Path:
-    """Download the weights of what `look_up` has found, whose sizes the Hub's client compares."""
+def download(name: str, folder: ModelFolder, files: Mapping[str, int] | None) -> Path:
+    """Download the weights of what `look_up` has found, whose sizes the Hub's client compares.
+
+    Raises:
+        ValueError: If there are no weights, or they cannot be had.
+        OSError: If the disk has no room for them, before any are downloaded.
+    """
     from huggingface_hub import hf_hub_download, snapshot_download
 
     if files is not None:
@@ -95,6 +145,8 @@ def download(name: str, folder: ModelFolder, files: list[str] | None) -> Path:
             if file.endswith(".index.json"):
                 index = Path(hf_hub_download(name, file, revision=commit))
                 wanted += {*read_index(index).values()}
+        _check_size(name, commit, {each: files.get(each, 0) for each in wanted})
+        with _explained(name, commit):
             snapshot_download(name, revision=commit, allow_patterns=wanted)
     elif folder.weights is None:
         raise ValueError(
@@ -118,18 +170,35 @@ def find_cached(name: str) -> Path | None:
     return None
 
 
-def _list_files(name: str, revision: str | None) -> list[str] | None:
-    """Return the names of a repository's files; None if the Hub cannot be reached."""
+def _check_size(name: str, commit: str, files: Mapping[str, int]) -> None:
+    """Announce the download of files that are large, unless they are in the cache."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    missing = [
+        size
+        for file, size in files.items()
+        if not isinstance(try_to_load_from_cache(name, file, revision=commit), str)
+    ]
+    cache = Path(constants.HF_HUB_CACHE)
+    existing = next(path for path in (cache, *cache.absolute().parents) if path.exists())
+    found = Download(name, sum(missing), shutil.disk_usage(existing).free, cache)
+    found.check()
+    if found.size > LARGE:
+        _announce(found)
+
+
+def _list_files(name: str, revision: str | None) -> dict[str, int] | None:
+    """Return the sizes of a repository's files by name; None if the Hub cannot be reached."""
     from huggingface_hub import HfApi, errors
 
     try:
-        found = HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
+        found = HfApi().model_info(name, revision=revision, timeout=TIMEOUT, files_metadata=True)
     except errors.HfHubHTTPError:  # the Hub has answered
         raise
     # HTTPError belongs to its HTTP client, which differs by version.
     except (errors.OfflineModeIsEnabled, errors.HTTPError):  # type: ignore[attr-defined]
         return None
-    return [file.rfilename for file in found.siblings or ()]
+    return {file.rfilename: file.size or 0 for file in found.siblings or ()}
 
 
 @contextmanager

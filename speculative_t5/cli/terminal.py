@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 import typer
 
 from .. import device
+from ..checkpoints import Download, announce_downloads
 from ..cpu import libraries
 from ..decoding import FinishReason, Origin, Stats, cache_folder
 from ..distributed import is_launched, join, process_group
@@ -80,6 +82,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     warnings.showwarning = lambda message, *_: note(f"warning: {one_line(str(message))}")
     if not is_terminal(sys.stderr):  # read when the Hub's client is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    announce_downloads(announce)
     try:
         if is_launched():
             handle_signals(signal.SIG_DFL, signal.SIG_DFL)
@@ -151,6 +154,17 @@ def note(line: str) -> None:
     processes = process_group()
     if processes is None or processes.is_first:
         _say(line)
+
+
+def announce(download: Download) -> None:
+    """Say how large a download is; where a person can answer, ask whether to begin it."""
+    note(str(download))
+    is_asked = process_group() is None and threading.current_thread() is threading.main_thread()
+    if is_asked and is_terminal(sys.stdin) and is_terminal(sys.stderr):
+        print("Download it? [Y/n] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().casefold() not in ("", "y", "yes"):
+            note("nothing was downloaded")
+            raise typer.Exit(FAILED)
 
 
 def _say(line: str) -> None:
