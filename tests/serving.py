@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from speculative_t5.decoding import Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions
-from speculative_t5.serve import Models, Settings, make_app
+from speculative_t5.serve import Models, Settings, Workers, make_app
 from speculative_t5.serve import Served as Model
 from speculative_t5.serve.requests import Refused
 from speculative_t5.serve.server import Server, bind
@@ -144,7 +144,9 @@ class FakeService:
     @property
     def decoder(self) -> Any:
         self.check_ready()
-        return SimpleNamespace(tokenizer=self.tokenizer)
+        bare = SimpleNamespace(tokenizer=None)  # in another process
+        prompts = SimpleNamespace(without_model=lambda: bare)
+        return SimpleNamespace(tokenizer=self.tokenizer, prompts=prompts, min_probability=0.0)
 
     def submit(
         self, prompts: Sequence[Any], options: GenerationOptions, field: str = "prompt"
@@ -218,10 +220,10 @@ class Served:
         return [line.removeprefix("data: ") for line in lines]
 
 
-def served_as(name: str, service: Any) -> Models:
+def served_as(name: str, service: Any, workers: Workers | None = None) -> Models:
     """A single model, whose service is there already."""
     own = SimpleNamespace(corrects=None, languages=Languages())
-    return Models([Model(name, lambda: service, lambda: own)])
+    return Models([Model(name, lambda: service, lambda: own)], workers=workers)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ ERRORS = {
 }
 WITHOUT_A_MESSAGE = {  # of their own
     "AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "PromptTooLong",
-    "ClientDisconnect", "ImportError",
+    "ClientDisconnect", "ImportError", "EOFError", "Unfinished",
 }  # fmt: skip
 FIRST = {"fail", "OptionError"}  # have the text before other arguments
 NOTES = {"note", "fail"}  # show a line

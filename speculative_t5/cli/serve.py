@@ -33,7 +33,9 @@ from .terminal import note
 if TYPE_CHECKING:
     from ..serve import Served, Settings
 
-MOST_SECONDS = 86_400  # of a shutdown
+MOST_SECONDS = 86_400  # of a shutdown, or a text
+MOST_TEXT = 2 * 2**20  # characters; a body has as many bytes at most
+AHEAD = 1  # processes for texts that are started with the server
 
 
 @with_options(
@@ -68,6 +70,14 @@ def serve(
         None, "Outputs of a model to decode side by side.", shown="16, or 1 with --steady"
     ),
     max_queue: int = in_server(256, "Outputs that may wait; further requests get status 429."),
+    text_seconds: float = in_server(
+        600.0,
+        "Seconds that a whole text may take; then it is answered as far as it went, and a "
+        "translation with status 503.",
+    ),
+    max_text: int = in_server(
+        MOST_TEXT, "Characters of a whole text at most; a longer one gets status 413."
+    ),
     api_key_file: Path | None = in_server(
         None,
         "File of API keys, one per line; each request must carry one of them.",
@@ -100,10 +110,9 @@ def serve(
         ) from error
     check_integer("--port", port, 0, 65535)
     check_integer("--max-queue", max_queue, 1)
-    if not 0 <= shutdown_seconds <= MOST_SECONDS:  # which nan is not, either
-        raise ValueError(
-            f"--shutdown-seconds must be from 0 to {MOST_SECONDS}, got {shutdown_seconds}"
-        )
+    check_integer("--max-text", max_text, 1, MOST_TEXT)
+    _check_seconds("--shutdown-seconds", shutdown_seconds)
+    _check_seconds("--text-seconds", text_seconds)
     serving.check_origins(cors_origin or ())
     keys = serving.read_keys(api_key_file) if api_key_file else []
     names = cast(list[str], cast(Any, options.model) or [DEFAULT_MODEL])
@@ -127,8 +136,9 @@ def serve(
     settings = serving.Settings(
         defaults, keys, cors_origin or (),
         local=serving.is_loopback(host), draw_seeds=not is_given(ctx, "seed"),
+        text_seconds=text_seconds, max_text=max_text,
     )  # fmt: skip
-    models = serving.Models(served, memory and memory * 1e9)
+    models = serving.Models(served, memory and memory * 1e9, serving.Workers(ahead=AHEAD))
     with serving.bind(host, port) as listening:
         number = listening.getsockname()[1]
         server = serving.Server(
@@ -149,6 +159,11 @@ def serve(
         os._exit(1 if models.failure else 0)
     if models.failure:
         raise models.failure
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    if not 0 <= seconds <= MOST_SECONDS:  # which nan is not, either
+        raise ValueError(f"{name} must be from 0 to {MOST_SECONDS}, got {seconds}")
 
 
 def _check_several(ctx: typer.Context, names: Sequence[str], memory: float | None) -> None:

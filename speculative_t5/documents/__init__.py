@@ -10,4 +10,5 @@ from .formats import SUFFIXES, PlainFile, WebPage, read_file
 from .layout import arranged
 from .rewriting import Document, Piece, RewriteOptions, Rewritten, TextOptions, rewrite
 from .splitting import LANGUAGES, Breaks
+from .text_decoder import TextDecoder
 from .translation import identifier

@@ -27,7 +27,8 @@ from .splitting import (
 from .translation import Translation, has_words, identifier
 
 if TYPE_CHECKING:
-    from ..generation import Generation, SpeculativeDecoder
+    from ..generation import Generation
+    from .text_decoder import TextDecoder
 
 By = Literal["sentence", "paragraph", "tokens"]
 BEAMS = 4  # of the last try of a translation
@@ -158,7 +159,7 @@ class Rewritten:
         return as_table(self)
 
 
-def rewrite(decoder: SpeculativeDecoder, text: str, options: TextOptions) -> Rewritten:
+def rewrite(decoder: TextDecoder, text: str, options: TextOptions) -> Rewritten:
     r"""Rewrite a text of any length, and keep its lines and all that is not a sentence.
 
     Blank lines, indentation, line ends, list markers, quotation marks (>), headings, tables, code
@@ -204,7 +205,7 @@ class Document:
 
     def __init__(
         self,
-        decoder: SpeculativeDecoder,
+        decoder: TextDecoder,
         text: str,
         options: RewriteOptions,
         breaks: Breaks = "wrapped",

@@ -209,12 +209,16 @@ class SpeculativeDecoder:
 
         Languages are names or codes; see `Languages` for errors.
         """
-        from_ = from_ or self._prompts.from_
-        prompts = replace(self._prompts, prefix=None, to=to, from_=from_)
+        prompts = self._prompts.translating(to, from_)
         other = object.__new__(type(self))  # and no copy, which would learn schedules for itself
         vars(other).update(vars(self), _prompts=prompts, prefix=prompts.prefix)
         other.languages = prompts.languages
         return other
+
+    @property
+    def prompts(self) -> PromptEncoder:
+        """What makes ids of prompts."""
+        return self._prompts
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length, EOS included where the model is a T5.

@@ -1,11 +1,12 @@
 """Serving over HTTP: decoders for many callers at a time, in the protocols that clients speak.
 
 `service` has the thread in which a model decodes, `models` several of them, `app` routes and
-metrics, `completions` OpenAI's answers, `requests` what is asked, `texts` whole texts, which
-`languagetool` corrects and `libretranslate` translates, and `text_routes` their routes, `server`
-who may ask and how it starts and stops, `settings` how it answers, `page` the page at /. The
-package needs the extra `serve`. Imports `generation`, `documents`, `tokenizers`,
-`decoding` and `errors`.
+metrics, `completions` OpenAI's answers, `requests` what is asked, `server` who may ask and how it
+starts and stops, `settings` how it answers, `page` the page at /. Whole texts are worked on in
+processes of their own, which `workers` starts and ends: `text_worker` runs there, with a decoder of
+`texts` that asks the server for outputs; `languagetool` corrects, `libretranslate` translates, and
+`text_routes` is the server's end. The package needs the extra `serve`. Imports `generation`,
+`documents`, `tokenizers`, `decoding` and `errors`.
 """
 
 from .app import make_app
@@ -13,3 +14,4 @@ from .models import Models, Served
 from .server import Server, bind, check_origins, is_loopback, read_keys
 from .service import Service
 from .settings import Settings
+from .workers import Workers

@@ -20,7 +20,7 @@ from ..documents import LANGUAGES, Piece, RewriteOptions, edits, lines
 from ..errors import shown
 from ..tokenizers import language_name, main_region
 from .requests import Refused
-from .texts import Remote, detected, text_field
+from .texts import Partly, Remote, detected, ignore, text_field
 
 AROUND = 40  # characters of a match's context on each side
 # Editors check only texts whose language and region are listed. Others have their main region.
@@ -79,12 +79,13 @@ def _is_within(some: Sequence[str], words: Sequence[str]) -> bool:
     return all(word in rest for word in some)
 
 
-def check(fields: dict[str, Any], decoder: Remote) -> dict[str, Any]:
+def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> dict[str, Any]:
     """Answer POST /v2/check: correct a text, and return the edits as matches.
 
     There are none in a text that is found to be in another language than the model's.
     With the level picky also those that the model is not sure of. Offsets and lengths are in UTF-16
-    code units of what was sent, markup included.
+    code units of what was sent, markup included. `partly` is told of the answer without matches,
+    then of the matches of each piece.
     """
     given, text, places = _read(fields)
     codes = _codes(decoder.tokenizer)
@@ -99,35 +100,55 @@ def check(fields: dict[str, Any], decoder: Remote) -> dict[str, Any]:
             400, f"language is {shown(language)}, and the model corrects {names}: give one of its "
             "languages, or auto", param="language",
         )  # fmt: skip
+    about: dict[str, Any] = {"name": language_name(language), "code": language}
+    about["detectedLanguage"] = {**about, "confidence": sure}
+    answer = {
+        "software": SOFTWARE,
+        "language": about,
+        "warnings": {"incompleteResults": False},
+        "matches": [],
+    }
+    partly(answer)
     options = RewriteOptions(language=code if code in LANGUAGES else "en")
     document = decoder.document(text if code in codes else "", options)
     units = [0, *accumulate(len(c.encode("utf-16-le")) // 2 for c in given)]
     matches = []
-    for piece in sorted(document.rewrite(), key=lambda piece: piece.start):
-        for start, end, new, rule, message in _edits(piece, fields.get("level") == "picky"):
-            first, last = places[start], places[end - 1] + 1
-            is_text = first >= 0 and [*places[start:end]] == [*range(first, last)]
-            if not (is_text and _is_wanted(rule, fields)):  # or it would change markup
-                continue
-            before, behind = given[max(0, first - AROUND) : first], given[last : last + AROUND]
-            context = "".join((before, given[first:last], behind))
-            matches.append({
-                "message": message,
-                "shortMessage": rule.message,
-                "offset": units[first],
+    for piece in document.rewrite():
+        own = [*_matches(piece, fields, given, places, units)]
+        partly({"matches": own})
+        matches += own
+    return answer | {"matches": sorted(matches, key=lambda match: match["offset"])}
+
+
+def _matches(
+    piece: Piece,
+    fields: dict[str, Any],
+    given: str,
+    places: Sequence[int],
+    units: Sequence[int],
+) -> Iterator[dict[str, Any]]:
+    """Yield the wanted edits of a piece; `places` and `units` are those of `check`."""
+    for start, end, new, rule, message in _edits(piece, fields.get("level") == "picky"):
+        first, last = places[start], places[end - 1] + 1
+        is_text = first >= 0 and [*places[start:end]] == [*range(first, last)]
+        if not (is_text and _is_wanted(rule, fields)):  # or it would change markup
+            continue
+        before, behind = given[max(0, first - AROUND) : first], given[last : last + AROUND]
+        context = "".join((before, given[first:last], behind))
+        yield {
+            "message": message,
+            "shortMessage": rule.message,
+            "offset": units[first],
+            "length": units[last] - units[first],
+            "replacements": [{"value": new}],
+            "context": {
+                "text": re.sub(r"\s", " ", context),
+                "offset": len(before.encode("utf-16-le")) // 2,
                 "length": units[last] - units[first],
-                "replacements": [{"value": new}],
-                "context": {
-                    "text": re.sub(r"\s", " ", context),
-                    "offset": len(before.encode("utf-16-le")) // 2,
-                    "length": units[last] - units[first],
-                },
-                "sentence": " ".join(piece.source.split()),
-                "rule": rule.as_json(),
-            })  # fmt: skip
-    about: dict[str, Any] = {"name": language_name(language), "code": language}
-    about["detectedLanguage"] = {**about, "confidence": sure}
-    return {"software": SOFTWARE, "language": about, "matches": matches}
+            },
+            "sentence": " ".join(piece.source.split()),
+            "rule": rule.as_json(),
+        }
 
 
 def _read(fields: dict[str, Any]) -> tuple[str, str, Sequence[int]]:

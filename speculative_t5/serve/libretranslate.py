@@ -7,12 +7,12 @@ from typing import Any
 from ..documents import Piece, RewriteOptions, WebPage, identifier
 from ..tokenizers import language_name
 from .requests import refuse
-from .texts import Remote, detected, text_field
+from .texts import Partly, Remote, detected, ignore, text_field
 
 FORMATS = ("text", "html")
 
 
-def translate(fields: dict[str, Any], decoder: Remote) -> dict[str, Any]:
+def translate(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> dict[str, Any]:
     """Answer POST /translate: translate a text, or each of a list of texts.
 
     With the format html tags stay, and words within them are translated. Passages in which
@@ -75,7 +75,7 @@ def languages(tokenizer: Any) -> list[dict[str, Any]]:
             for source, into in sorted(found.items())]  # fmt: skip
 
 
-def detect(fields: dict[str, Any], _: Remote) -> list[dict[str, Any]]:
+def detect(fields: dict[str, Any], _: Remote, __: Partly = ignore) -> list[dict[str, Any]]:
     """Answer POST /detect: in which language a text is, the most probable first."""
     found = identifier().rank(text_field(fields, "q"))[:3]
     return [{"language": code, "confidence": round(100 * float(p), 1)} for code, p in found]

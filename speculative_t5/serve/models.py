@@ -16,6 +16,7 @@ import mlx.core as mx
 from ..errors import first_line, shown
 from .requests import Refused, refuse
 from .service import LOADING_SECONDS, NOW, Service, State
+from .workers import Workers
 
 MODELS = "/v1/models"  # where the server says what they are
 
@@ -30,6 +31,7 @@ class Served:
     size: int = 0  # of its weights, in bytes
     service: Service | None = None  # None while it is not loaded
     users: int = 0  # requests that are being answered
+    loads: int = 0  # how often it has been loaded
     used: float = 0.0  # when one last began, in the time of time.monotonic
 
     async def tokenizer(self) -> Any:
@@ -46,9 +48,15 @@ class Models:
     bytes, if given: models that nobody uses make room, the one unused for the longest time first.
     """
 
-    def __init__(self, models: Sequence[Served], memory: float | None = None) -> None:
+    def __init__(
+        self,
+        models: Sequence[Served],
+        memory: float | None = None,
+        workers: Workers | None = None,
+    ) -> None:
         self.models = {each.name: each for each in models}
         self.first = models[0]
+        self.workers = workers or Workers()  # which work on whole texts
         self._memory = memory
         self._changing = asyncio.Lock()
         self._totals: Counter[str] = Counter()  # of services that have made room
@@ -57,6 +65,7 @@ class Models:
         """Begin to load the first model; to be called in the server's event loop."""
         self.first.service = self._initial = self.first.make()
         self._initial.start()
+        self.workers.start()
 
     @contextlib.asynccontextmanager
     async def use(self, served: Served) -> AsyncIterator[Service]:
@@ -80,6 +89,7 @@ class Models:
                     raise Refused(503, "the server is stopping: use another one")
                 await self._make_room(served)
                 served.service = service = served.make()
+                served.loads += 1
                 service.start()
         while service.state == "loading" and service is not self._initial:
             await asyncio.sleep(0.05)
@@ -154,7 +164,9 @@ class Models:
 
     async def stop(self, seconds: float, hurried: Callable[[], bool] = lambda: False) -> None:
         """Stop all services; see `Service.stop`."""
-        await asyncio.gather(*(
+        # Loading may take long, and no output waits for it.
+        services = [
             each.stop(seconds if each.state != "loading" else 0.0, hurried)
-            for each in self._services  # loading may take long, and no output waits for it
-        ))  # fmt: skip
+            for each in self._services
+        ]
+        await asyncio.gather(self.workers.stop(seconds, hurried), *services)

@@ -77,12 +77,25 @@ class Refused(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers
+        # What it is made of, for another process.
+        self.keywords = {
+            "status": status,
+            "message": message,
+            "param": param,
+            "code": code,
+            "headers": headers,
+        }
         kind = "server_error" if status >= 500 else "invalid_request_error"
         if status == 429:
             kind = "rate_limit_error"
         # As OpenAI's clients read it.
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         self.response = JSONResponse(self.body, status, headers)
+
+    @classmethod
+    def again(cls, keywords: Mapping[str, Any]) -> "Refused":
+        """Return the same refusal as that of another process."""
+        return cls(**keywords)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

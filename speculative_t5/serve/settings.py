@@ -18,3 +18,5 @@ class Settings:
     max_body: int = 2 * 2**20  # bytes
     body_seconds: float = 30.0  # that a body may take
     ping_seconds: float = 15.0  # without an event, after which a stream gets a comment
+    text_seconds: float = 600.0  # that a whole text may take
+    max_text: int = 2 * 2**20  # its characters

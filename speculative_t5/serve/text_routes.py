@@ -1,35 +1,34 @@
-"""The routes of whole texts: which model answers, and in which form its errors come."""
+"""The routes of whole texts: a process works on each, and asks for what only the server has."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..generation import Chunk, Generation, GenerationOptions
 from . import languagetool, libretranslate, requests
-from .models import MODELS, Models, Served
+from .models import Models
 from .requests import Refused
 from .server import is_key, read_body, unless_gone
+from .service import Service
 from .settings import Settings
-from .texts import Remote, parse_fields
+from .text_worker import TEXTS, Abilities, Task, as_body
+from .texts import TOGETHER, Facts
+from .workers import Unfinished, Worker
 
-MOST_TEXTS = 64  # whole texts being answered; further ones wait
+LONG = 10_000  # bytes of a body from which a text is long
+COMPUTING_SECONDS = 60.0  # that a text may take without what the model does for it
+PAUSE = 0.1  # seconds before asking again for room in the queue
 
-# What answers a request for a text, whether a model can, and what says in which languages.
-Fields = dict[str, Any]
-TEXTS: dict[
-    str, tuple[Callable[[Fields, Remote], Any], Callable[[Fields, Any], bool], Callable[[Any], Any]]
-] = {
-    "/v2/check": (languagetool.check, languagetool.fits, languagetool.languages),
-    "/translate": (libretranslate.translate, libretranslate.fits, libretranslate.languages),
-    "/detect": (libretranslate.detect, lambda *_: True, bool),
-}
 LANGUAGES = {"/v2/languages": languagetool.languages, "/languages": libretranslate.languages}
+
+log = logging.getLogger(__name__)
 
 
 class TextEndpoints:
@@ -37,45 +36,51 @@ class TextEndpoints:
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models, self._settings = models, settings
-        self._threads = ThreadPoolExecutor(MOST_TEXTS, "texts")
 
     async def answer(self, path: str, request: Request) -> Response:
-        """Answer for a whole text, in a thread that the decoding of others does not wait for."""
+        """Answer for a whole text, by a process that nobody else waits for."""
         settings = self._settings
         body = await read_body(request, settings.max_body, settings.body_seconds)
-        remote = None
+        kind = request.headers.get("content-type", "")
+        keys = settings.api_keys if not is_key(request.headers, settings.api_keys) else ()
+        task = Task(path, body, kind, COMPUTING_SECONDS, settings.max_text)
         try:
-            fields = parse_fields(body, request.headers.get("content-type", ""))
-            keys, given = settings.api_keys, (fields.get("api_key") or fields.get("apiKey") or "")
-            if keys and not is_key(request.headers, keys, given=str(given)):
-                raise Refused(403, "the API key is missing or is not valid here: send a valid one")
-            async with self._models.use(await self._chosen(path, fields)) as service:
-                remote = Remote(service, service.decoder)
-                work = partial(TEXTS[path][0], fields, remote)
-                thread = asyncio.get_running_loop().run_in_executor(self._threads, work)
-                return JSONResponse(await unless_gone(request.receive, thread))
-        except (Refused, ValueError) as error:  # in the form that clients of these routes show
-            refused = error if isinstance(error, Refused) else requests.as_refusal(error)
+            done = await unless_gone(request.receive, self._done(task, request, keys))
+            return Response(done, media_type="application/json")
+        except Refused as refused:  # in the form that clients of these routes show
             return JSONResponse({"error": str(refused)}, refused.status, refused.headers)
-        finally:
-            if remote:
-                remote.leave()
 
-    async def _chosen(self, path: str, fields: dict[str, Any]) -> Served:
-        """Return the model that a request for a text names, or the first that can answer it."""
-        if "model" in fields:
-            return self._models.find(fields["model"])
-        _, fits, languages = TEXTS[path]
-        able = []
-        for served in self._models.models.values():
-            tokenizer = await served.tokenizer()
-            if await asyncio.to_thread(fits, fields, tokenizer):
-                return served
-            if languages(tokenizer):
-                able.append(served)
-        if not able:
-            raise Refused(404, f"no model of this server does what {path} is for: see {MODELS}")
-        return able[0]  # which says what it lacks
+    async def _done(self, task: Task, request: Request, keys: Sequence[str]) -> bytes:
+        """Return the answer to a text, as JSON; `keys` are for one that has none so far."""
+
+        def check_key(given: str) -> None:
+            if keys and not is_key(request.headers, keys, given=given):
+                raise Refused(403, "the API key is missing or is not valid here: send a valid one")
+
+        models = [
+            Abilities(each.name, tokenizer.corrects, tokenizer.languages)
+            for each in self._models.models.values()
+            for tokenizer in [await each.tokenizer()]
+        ]
+        async with contextlib.AsyncExitStack() as stack:
+            lent = self._models.workers.lent(is_long=len(task.body) >= LONG)
+            worker = await stack.enter_async_context(lent)
+            if not worker.knows_models:
+                worker.send("models", models)
+                worker.knows_models = True
+            conversation = Conversation(self._models, worker, stack, check_key)
+            try:
+                async with asyncio.timeout(self._settings.text_seconds):
+                    return await conversation.run(task)
+            except TimeoutError:
+                return conversation.cut_short(
+                    f"it was not done within {self._settings.text_seconds:g} seconds"
+                )
+            except Unfinished as unfinished:
+                return conversation.cut_short(str(unfinished))
+            except EOFError as error:
+                log.error("the process for a text has ended: %s", error)
+                raise Refused(500, "the server failed to answer: see its log") from error
 
     async def languages(self, path: str, _: Request) -> Response:
         """Answer with the languages of all models, in the form of a protocol."""
@@ -84,3 +89,126 @@ class TextEndpoints:
             for each in LANGUAGES[path](await served.tokenizer()):
                 found.setdefault(each.get("longCode", each["code"]), each)
         return JSONResponse([*found.values()])
+
+
+class Conversation:
+    """What the server and a process say to each other about one text; see `text_worker`."""
+
+    def __init__(
+        self,
+        models: Models,
+        worker: Worker,
+        stack: contextlib.AsyncExitStack,
+        check_key: Callable[[str], None],
+    ) -> None:
+        self._models, self._worker, self._stack, self._check_key = models, worker, stack, check_key
+        self._service: Service | None = None
+        self._has_begun = False  # whether sentences of it have been decoded
+        self._path = ""
+        self._answer: dict[str, Any] = {}  # the parts of it so far
+        self._replies: dict[str, Callable[..., Awaitable[Any]]] = {
+            "key": self._key,
+            "use": self._use,
+            "outputs": self._outputs,
+            "log_probabilities": self._log_probabilities,
+        }
+
+    async def run(self, task: Task) -> bytes:
+        """Return the answer to a text, as JSON.
+
+        Raises:
+            Refused: If there is none.
+            Unfinished: If it takes too long.
+            EOFError: If the process ends.
+        """
+        self._path = task.path
+        self._worker.send("text", task)
+        while True:
+            kind, *found = await self._next(task.seconds)
+            if kind == "answer":
+                return cast(bytes, found[0])
+            if kind == "refused":
+                raise Refused.again(found[0])
+            if kind == "failed":
+                log.error("the work on a text has failed\n%s", found[0])
+                raise Refused(500, "the server failed to answer: see its log")
+            if kind == "part":
+                self._add(found[0])
+                continue
+            try:
+                self._worker.send("reply", await self._replies[kind](*found))
+            except (Refused, ValueError) as error:
+                refused = error if isinstance(error, Refused) else requests.as_refusal(error)
+                self._worker.send("refused", refused.keywords)
+
+    def cut_short(self, reason: str) -> bytes:
+        """Return the answer as far as there is one."""
+        if not (TEXTS[self._path].partly and self._answer):
+            raise Refused(
+                503, f"the text cannot be answered ({reason}): send it in parts, one by one"
+            )
+        warnings = {"incompleteResults": True, "incompleteResultsReason": reason}
+        warnings = self._answer.get("warnings", {}) | warnings
+        matches = sorted(self._answer["matches"], key=lambda match: match["offset"])
+        return as_body(self._answer | {"warnings": warnings, "matches": matches})
+
+    async def _next(self, most: float) -> tuple[Any, ...]:
+        """Return the next message of the process, which may compute for some seconds in all."""
+        try:
+            async with asyncio.timeout(max(0.0, most - self._worker.seconds)):
+                return await self._worker.receive()
+        except TimeoutError as error:
+            raise Unfinished(f"it took more than {most:g} seconds to read") from error
+
+    def _add(self, part: dict[str, Any]) -> None:
+        matches = self._answer.get("matches", []) + part.get("matches", [])
+        self._answer |= part | {"matches": matches}
+
+    async def _key(self, given: str) -> None:
+        self._check_key(given)
+
+    async def _use(self, name: object) -> Facts | None:
+        """Load a model, and return what the process has to know of it, if it does not."""
+        served = self._models.find(name)
+        self._service = service = await self._stack.enter_async_context(self._models.use(served))
+        decoder, known = service.decoder, self._worker.known
+        if known.get(served.name) == served.loads:
+            return None
+        known[served.name] = served.loads
+        prompts = decoder.prompts.without_model()
+        return Facts(prompts, decoder.min_probability, min(TOGETHER, service.max_queue))
+
+    async def _outputs(
+        self, sources: Sequence[list[int]], options: GenerationOptions
+    ) -> list[Generation]:
+        """Decode some sentences; only the first ones of a text are refused by a full queue."""
+        assert self._service
+        while True:
+            try:
+                call = self._service.submit(sources, options)
+                break
+            except Refused as refused:
+                if refused.status != 429 or not self._has_begun:
+                    raise
+            await asyncio.sleep(PAUSE)
+        self._has_begun = True
+        chunks: list[list[Chunk]] = [[] for _ in sources]
+        async for added in call.chunks():
+            if added:
+                chunks[added[0]].append(added[1])
+        return [*map(_joined, chunks)]
+
+    async def _log_probabilities(
+        self, source: Sequence[int], tokens: Sequence[int]
+    ) -> list[tuple[float, dict[int, float]]]:
+        assert self._service
+        found = self._service.compute(lambda made: made.log_probabilities(source, tokens))
+        return await asyncio.wrap_future(found)
+
+
+def _joined(chunks: Sequence[Chunk]) -> Generation:
+    text = "".join(chunk.text for chunk in chunks)
+    reason = chunks[-1].finish_reason
+    assert reason is not None
+    tokens = [token for chunk in chunks for token in chunk.tokens]
+    return Generation(text, tokens, reason, chunks[-1].stats)

@@ -1,68 +1,96 @@
-"""Whole texts: their sentences join the batch of a service, beside what others ask for."""
+"""Whole texts: what works on them in a process of its own, with a stand-in for the decoder."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qsl
 
 from ..documents import Breaks, Document, RewriteOptions, identifier
 from ..errors import first_line
-from ..generation import Chunk, Generation, GenerationOptions, SpeculativeDecoder
+from ..generation import Generation, GenerationOptions
+from ..tokenizers import PromptEncoder, Source
 from .requests import MOST_FIELDS, Refused, parse_body, refuse
-from .service import Service
 
 TOGETHER = 16  # sentences of a text that wait or are decoded at a time
 SURE, WORDS = 0.9, 5  # of a text in another language: probability, and words
-PAUSE = 0.1  # seconds before asking again for room in the queue
+
+Partly = Callable[[dict[str, Any]], None]  # is told of parts of an answer as they are made
+
+
+def ignore(part: dict[str, Any]) -> None:
+    """Do without the parts of an answer."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a process that works on texts has of a model."""
+
+    prompts: PromptEncoder  # without the model's weights
+    min_probability: float
+    together: int  # sentences to ask for at a time
 
 
 class Remote:
-    """A decoder for `Document`, whose outputs a service makes. Used in a thread of its own.
+    """A decoder for `Document`, in a process without weights: the server is asked for outputs.
 
-    Attributes that are not here are those of the decoder: they need no device.
+    `ask` sends the name of what is asked and its arguments, and returns the answer, or raises
+    Refused; see `text_routes.Conversation`.
     """
 
     is_steady = True  # and no beams are searched, which would hold up what others decode
 
-    def __init__(self, service: Service, decoder: SpeculativeDecoder) -> None:
-        self._service, self._decoder = service, decoder
-        self._loop = asyncio.get_running_loop()
-        self._running: Future[Any] | None = None
-        self._begun = self._left = False
+    def __init__(self, facts: Facts, ask: Callable[..., Any]) -> None:
+        self._prompts, self._together, self._ask = facts.prompts, facts.together, ask
+        self.tokenizer: Any = facts.prompts.tokenizer
+        self.min_probability = facts.min_probability
 
-    def __getattr__(self, name: str) -> Any:
-        if self._left:
-            raise Refused(499, "the client has left: send the request again")
-        return getattr(self._decoder, name)
+    @property
+    def prefix(self) -> str:
+        """What goes before each prompt."""
+        return self._prompts.prefix or ""
+
+    @property
+    def languages(self) -> tuple[str, str] | None:
+        """The languages to translate from and to, if any."""
+        return self._prompts.languages
+
+    @property
+    def trained_length(self) -> int | None:
+        """How many tokens the model was trained on at most, if it says so."""
+        return self._prompts.trained_length
 
     def translate(self, to: str, from_: str | None) -> None:
         """Let prompts be translated from now on; see `SpeculativeDecoder.translating`."""
-        self._decoder = self._decoder.translating(to, from_)
+        self._prompts = self._prompts.translating(to, from_)
 
     def document(self, text: str, options: RewriteOptions, breaks: Breaks = "wrapped") -> Document:
         """Return a text whose sentences this decoder decodes."""
-        return Document(cast(SpeculativeDecoder, self), text, options, breaks)
+        return Document(self, text, options, breaks)
 
-    def leave(self) -> None:
-        """End what the thread waits for, which ends the thread; to be called in the event loop."""
-        self._left = True
-        if self._running:
-            self._running.cancel()
+    def encode(self, prompt: str) -> list[int]:
+        """See `SpeculativeDecoder.encode`."""
+        return self._prompts.ids(prompt)
+
+    def fit(self, prompt: str) -> Source:
+        """See `SpeculativeDecoder.fit`."""
+        return self._prompts.fit(prompt)
 
     def iter_batch(
-        self, prompts: Iterable[tuple[int, list[int]]], *, batch_size: None = None, **options: Any
+        self,
+        prompts: Iterable[tuple[int, list[int]]],
+        *,
+        batch_size: int | None = None,
+        **options: Any,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield the output for each prompt with its index; see `SpeculativeDecoder.iter_batch`."""
         waiting, own = [*prompts], GenerationOptions(**options)
 
         def outputs() -> Iterator[tuple[int, Generation]]:
-            most = min(TOGETHER, self._service.max_queue)
-            for start in range(0, len(waiting), most):
-                some = waiting[start : start + most]
-                found = self._wait(self._outputs([ids for _, ids in some], own))
+            for start in range(0, len(waiting), self._together):
+                some = waiting[start : start + self._together]
+                found = self._ask("outputs", [ids for _, ids in some], own)
                 yield from zip((index for index, _ in some), found, strict=True)
 
         return outputs()
@@ -71,41 +99,8 @@ class Remote:
         self, source: Sequence[int], tokens: Sequence[int]
     ) -> list[tuple[float, dict[int, float]]]:
         """See `SpeculativeDecoder.log_probabilities`."""
-        self._running = self._service.compute(lambda made: made.log_probabilities(source, tokens))
-        return cast(list[tuple[float, dict[int, float]]], self._running.result())
-
-    def _wait(self, work: Coroutine[Any, Any, list[Generation]]) -> list[Generation]:
-        self._running = running = asyncio.run_coroutine_threadsafe(work, self._loop)
-        if self._left:
-            running.cancel()
-        return running.result()
-
-    async def _outputs(
-        self, sources: Sequence[list[int]], options: GenerationOptions
-    ) -> list[Generation]:
-        """Decode some sentences; only the first ones of a text are refused by a full queue."""
-        while True:
-            try:
-                call = self._service.submit(sources, options)
-                break
-            except Refused as refused:
-                if refused.status != 429 or not self._begun:
-                    raise
-            await asyncio.sleep(PAUSE)
-        self._begun = True
-        chunks: list[list[Chunk]] = [[] for _ in sources]
-        async for added in call.chunks():
-            if added:
-                chunks[added[0]].append(added[1])
-        return [*map(_joined, chunks)]
-
-
-def _joined(chunks: Sequence[Chunk]) -> Generation:
-    text = "".join(chunk.text for chunk in chunks)
-    reason = chunks[-1].finish_reason
-    assert reason is not None
-    tokens = [token for chunk in chunks for token in chunk.tokens]
-    return Generation(text, tokens, reason, chunks[-1].stats)
+        found: list[tuple[float, dict[int, float]]] = self._ask("log_probabilities", source, tokens)
+        return found
 
 
 def detected(text: str, codes: Iterable[str]) -> tuple[str, float]:

@@ -1,12 +1,13 @@
 """Prompts to the ids that a model reads; prompts that are too long are refused or cut."""
 
 import contextlib
+import copy
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import cast
 
-from ..decoding import LanguageModel
+from ..decoding import LanguageModel, ModelInfo
 from ..errors import OptionError, check_integer, check_utf8, option_error, shown
 from .base import ChatTokenizer, Message, Tokenizer, unknown_characters
 from .languages import Languages
@@ -33,6 +34,13 @@ class Source:
     cut: int = 0  # tokens that were cut off
     unknown: str = ""  # the characters of the text that the vocabulary lacks, each once
     trained: int | None = None  # the most that the model was trained on, if it says so
+
+
+@dataclass(frozen=True)
+class InfoOnly:
+    """What is left of a model where no weights are."""
+
+    info: ModelInfo
 
 
 @dataclass
@@ -90,6 +98,16 @@ class PromptEncoder:
         check_utf8("prefix", self.prefix)
         if self.chat:
             self._chat_tokenizer()  # refused at once if there is none
+
+    def without_model(self) -> "PromptEncoder":
+        """Return the same without the model's weights, for another process."""
+        other = copy.copy(self)
+        other.model = cast(LanguageModel, InfoOnly(self.model.info))
+        return other
+
+    def translating(self, to: str, from_: str | None = None) -> "PromptEncoder":
+        """Return the same for prompts that are translated; see `Languages` for errors."""
+        return replace(self, prefix=None, to=to, from_=from_ or self.from_)
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length; for errors see `SpeculativeDecoder.encode`."""

@@ -140,9 +140,10 @@ class SentencePieceTokenizer:
             self._names = [self._pieces.id_to_piece(i) for i in range(len(self._pieces))]
             charsmap = _field(_field(stored, 3), 2)  # of normalizer_spec
             if charsmap and self._pieces.piece_to_id("<0x00>") == self._pieces.unk_id():
-                from tokenizers.normalizers import Precompiled
+                from tokenizers import normalizers
 
-                self._normalizer = Precompiled(charsmap)
+                # A sequence can be pickled; what is in it cannot.
+                self._normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap)])
                 # The last of two such fields counts: an empty one.
                 self._pieces.load_from_serialized_proto(stored + b"\x1a\x02\x12\x00")
         self.eos_token_id = int(self._pieces.eos_id())

@@ -1,0 +1,197 @@
+"""The process that works on whole texts for a server, one at a time; it has no weights.
+
+Whatever a text makes it do, it holds up nobody else: the server asks and answers over a socket,
+and ends the process when its time is over. Messages are pickled tuples that begin with a word.
+
+    server: ("models", what each model does), once
+    server: ("text", Task)
+        process: ("key", the API key in the fields)         server: ("reply", None)
+        process: ("use", name of a model)                   server: ("reply", Facts)
+        process: ("outputs", sources, options)              server: ("reply", list of Generation)
+        process: ("log_probabilities", source, tokens)      server: ("reply", pairs)
+        process: ("part", part of the answer)               no reply
+    process: ("answer", JSON), ("refused", keywords of Refused) or ("failed", lines for the log)
+
+Instead of a reply the server may send ("refused", keywords of Refused).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ..documents import identifier
+from . import languagetool, libretranslate
+from .models import MODELS
+from .requests import Refused, as_refusal
+from .texts import Facts, Partly, Remote, parse_fields
+
+NICE = 5  # the server and its decoding go first
+LEFT_OVER = 10  # seconds of processor time beyond what the server allows, if it is there no more
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TextRoute:
+    """What a route for whole texts does."""
+
+    answer: Callable[[Fields, Remote, Partly], Any]
+    fits: Callable[[Fields, Any], bool]  # whether a model can answer, by what it does
+    languages: Callable[[Any], Any]  # what a model does at all
+    partly: bool = False  # whether an answer may end early
+
+
+TEXTS = {
+    "/v2/check": TextRoute(
+        languagetool.check, languagetool.fits, languagetool.languages, partly=True
+    ),
+    "/translate": TextRoute(
+        libretranslate.translate, libretranslate.fits, libretranslate.languages
+    ),
+    "/detect": TextRoute(libretranslate.detect, lambda *_: True, bool),
+}
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a model does, as its tokenizer says."""
+
+    name: str
+    corrects: list[str] | None
+    languages: Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """A request for a whole text."""
+
+    path: str
+    body: bytes
+    kind: str  # its content type
+    seconds: float  # of processor time that it may take
+    most: int  # characters that it may have
+
+
+class TextWorker:
+    """Answers tasks that come over a connection, until it ends."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._models: Sequence[Abilities] = ()
+        self._facts: dict[str, Facts] = {}  # of models that have been used
+
+    def serve(self) -> None:
+        """Do one task after another."""
+        while True:
+            try:
+                kind, value = pickle.loads(self._connection.recv_bytes())
+            except EOFError:  # the server has ended
+                return
+            if kind == "models":
+                self._models = value
+            else:
+                self._send(*self._answered(value))
+
+    def ask(self, *question: Any) -> Any:
+        """Return what the server answers to a question, or raise Refused."""
+        self._send(*question)
+        kind, value = pickle.loads(self._connection.recv_bytes())
+        if kind == "refused":
+            raise Refused.again(value)
+        return value
+
+    def _send(self, *message: Any) -> None:
+        self._connection.send_bytes(pickle.dumps(message))
+
+    def _answered(self, task: Task) -> tuple[str, Any]:
+        """Return the last message about a task."""
+        limit_processor_time(task.seconds)
+        try:
+            return "answer", as_body(self._answer(task))
+        except Refused as refused:
+            return "refused", refused.keywords
+        except ValueError as error:
+            return "refused", as_refusal(error).keywords
+        except EOFError:
+            raise
+        except Exception:  # the next task is none the worse for it
+            return "failed", traceback.format_exc()
+
+    def _answer(self, task: Task) -> Any:
+        route, fields = TEXTS[task.path], parse_fields(task.body, task.kind)
+        self.ask("key", str(fields.get("api_key") or fields.get("apiKey") or ""))
+        check_length(fields, task.most)
+        name = fields["model"] if "model" in fields else self._chosen(task.path, fields)
+        if (facts := self.ask("use", name)) is not None:
+            self._facts[name] = facts
+
+        def partly(part: dict[str, Any]) -> None:
+            self._send("part", part)
+
+        return route.answer(fields, Remote(self._facts[name], self.ask), partly)
+
+    def _chosen(self, path: str, fields: Fields) -> str:
+        """Return the first model that can answer a request for a text."""
+        route, able = TEXTS[path], []
+        for each in self._models:
+            if route.fits(fields, each):
+                return each.name
+            if route.languages(each):
+                able.append(each)
+        if not able:
+            raise Refused(404, f"no model of this server does what {path} is for: see {MODELS}")
+        return able[0].name  # which says what it lacks
+
+
+def check_length(fields: Fields, most: int) -> None:
+    """Refuse a text, or texts, of more characters than the server takes."""
+    for name in ("text", "data", "q"):
+        found = fields.get(name)
+        parts = found if isinstance(found, list) else [found]
+        size = sum(len(each if isinstance(each, str) else json.dumps(each)) for each in parts)
+        if size > most:
+            raise Refused(
+                413,
+                f"{name} has {size:,} characters, and this server takes {most:,}: send it in "
+                "parts, one by one",
+                param=name,
+                code="request_too_large",
+            )
+
+
+def as_body(answer: Any) -> bytes:
+    """Return an answer as JSON."""
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def limit_processor_time(seconds: float) -> None:
+    """Let the system end this process some time after the server should have."""
+    most = math.ceil(time.process_time() + seconds) + LEFT_OVER
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+    )
+
+
+def main() -> None:
+    """Serve over the socket whose number is the last argument of the command."""
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the server gets them, and ends us
+        signal.signal(each, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICE)
+    with Connection(int(sys.argv[-1])) as connection:
+        identifier()  # most texts need it, and it takes a second to read
+        connection.send_bytes(pickle.dumps(("ready",)))
+        TextWorker(connection).serve()
