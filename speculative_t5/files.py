@@ -1,14 +1,17 @@
 """Files that outlive a crash: replaced as a whole or not at all, locked, or grown line by line.
 
-Imports nothing of the package.
+What is made of a private file is private, too, from its first byte. Imports nothing of the package.
 """
 
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import os
 import shutil
+import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,22 +28,77 @@ def lock(file: int, busy: str) -> None:
         raise ValueError(busy) from None
 
 
+def private_mode(path: str | Path, sources: Iterable[os.stat_result]) -> int:
+    """Return the mode, before the umask, with which to create a file that is made of others.
+
+    Nobody may read or write it who may not do the same with each of the files that it is made of.
+    What is no plain file, such as a pipe, allows all. A group's rights are those of its file's
+    group, so they are left out where the new file gets another one.
+    """
+    mode = 0o666
+    for source in filter(lambda each: stat.S_ISREG(each.st_mode), sources):
+        mode &= source.st_mode | stat.S_IRUSR | stat.S_IWUSR
+        if source.st_gid != _group_of_new(Path(path).resolve().parent):
+            mode &= ~stat.S_IRWXG
+    return mode
+
+
+def _group_of_new(folder: Path) -> int:
+    """Return the group that the system gives to a new file in a folder."""
+    with contextlib.suppress(FileNotFoundError):  # it is still to be made
+        found = folder.stat()
+        if sys.platform == "darwin" or found.st_mode & stat.S_ISGID:
+            return found.st_gid
+    return os.getegid()
+
+
+def create(path: Path, mode: int) -> None:
+    """Create an empty file; one that is there, which only a process of this number made, goes."""
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+
+
+def temporary(target: Path) -> Path:
+    """Return the name of a new file of this process that is to replace another."""
+    return target.with_name(f"{PARTIAL}{os.getpid()}-{target.name}")
+
+
+def clear_temporaries(target: Path) -> None:
+    """Remove the new files of processes that were killed before they replaced a file."""
+    for path in target.parent.glob(f"{PARTIAL}*-{glob.escape(target.name)}"):
+        number = path.name[len(PARTIAL) : -len(target.name) - 1]
+        if number.isdecimal() and not _is_running(int(number)):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it is another user's
+        pass
+    return True
+
+
 @contextlib.contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, mode: int = 0o666) -> Iterator[Path]:
     """Yield the name of a new file, which the body writes and which then replaces `path`.
 
     Nobody sees half of it, also after a crash: if the body fails, `path` stays as it was, and the
-    new file is removed. A link is followed, and the mode of the file stays. Errors of the system
-    name `path`.
+    new file is removed. A link is followed. A file that is there keeps its mode, and its owner and
+    group as far as the system allows; otherwise the new one is created with `mode`. Errors of the
+    system name `path`.
     """
     target = Path(path).resolve()  # a link may lead to another disk
-    new = target.with_name(f"{PARTIAL}{os.getpid()}-{target.name}")
+    new = temporary(target)
     try:
+        create(new, 0o600 if target.exists() else mode)
         yield new
         with new.open("rb") as file:
             os.fsync(file.fileno())
         if target.exists():
-            shutil.copymode(target, new)
+            _take_after(new, target.stat())
         new.replace(target)
     except OSError as error:
         if error.filename in (None, str(new)):
@@ -50,9 +108,21 @@ def replacing(path: str | Path) -> Iterator[Path]:
         new.unlink(missing_ok=True)
 
 
-def write_whole(path: str | Path, data: bytes) -> None:
+def _take_after(new: Path, found: os.stat_result) -> None:
+    """Give a new file the owner, group and mode of another; less, where the owner cannot be."""
+    mode, own = stat.S_IMODE(found.st_mode), new.stat()
+    if (own.st_uid, own.st_gid) != (found.st_uid, found.st_gid):
+        try:
+            os.chown(new, found.st_uid, found.st_gid)
+        except PermissionError:
+            mode &= ~(stat.S_ISUID | stat.S_ISGID)
+            mode &= ~stat.S_IRWXG if own.st_gid != found.st_gid else mode
+    os.chmod(new, mode)
+
+
+def write_whole(path: str | Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file as a whole, or not at all, see `replacing`."""
-    with replacing(path) as new:
+    with replacing(path, mode) as new:
         new.write_bytes(data)
 
 
@@ -131,11 +201,14 @@ class LineFile:
     killed may have left a torn line at the end: `lines` yields it, and `cut` removes it.
 
     If another process is writing to it, that is a ValueError, whose advice may be added to. A pipe,
-    a device or, as "-", standard output are `special`: they are not created, locked or cut.
+    a device or, as "-", standard output are `special`: they are not created, locked or cut. A new
+    file gets `mode`, see `private_mode`; one that is there keeps its own.
     """
 
-    def __init__(self, name: str | Path, advice: str = "", *, special: bool = False) -> None:
-        self._name, self._special, self._file = str(name), special, -1
+    def __init__(
+        self, name: str | Path, advice: str = "", *, special: bool = False, mode: int = 0o666
+    ) -> None:
+        self._name, self._special, self._mode, self._file = str(name), special, mode, -1
         self._busy = f"another process is writing to {name}: wait for it to end{advice}"
 
     def __enter__(self) -> Self:
@@ -144,7 +217,7 @@ class LineFile:
         elif self._special:
             self._file = os.open(self._name, os.O_WRONLY | os.O_CLOEXEC)
         else:
-            self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._mode)
             with contextlib.ExitStack() as undo:
                 undo.callback(os.close, self._file)
                 lock(self._file, self._busy)
@@ -160,6 +233,12 @@ class LineFile:
 
     def opened(self) -> None:
         """Look at what is there; where this fails, the file is closed again."""
+
+    def narrow(self, mode: int) -> None:
+        """Take the rights away that `mode` does not have."""
+        found = stat.S_IMODE(os.fstat(self._file).st_mode)
+        if found & ~mode:
+            os.fchmod(self._file, found & mode)
 
     @property
     def size(self) -> int:
