@@ -184,8 +184,13 @@ def decoded(data: bytes, name: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, shortened and escaped, or else its type."""
     lines = str(error).strip().splitlines() or [""]
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in lines[0][:300])
+    line = escaped(lines[0][:300])
     return " ".join(line.split()).rstrip(" :;,.!?") or type(error).__name__
+
+
+def escaped(name: str) -> str:
+    """Return a name with escapes for what a terminal would obey, such as ends of lines."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def printable(name: str) -> str:

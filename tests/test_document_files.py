@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from unittest.mock import Mock
 
-from speculative_t5.cli.document import PartialFile
+from speculative_t5.cli.pieces import PartialFile
 from speculative_t5.cli.review import edited, review
 from speculative_t5.documents import Document, Piece, RewriteOptions, read_file
 
@@ -156,7 +156,7 @@ def test_another_file_is_not_replaced_by_a_run_that_goes_on(
     assert files(here / "out") == {}
     (here / "out" / "c.txt").write_text("mine")
     done = call("document", "in", "-o", "out", "--resume")
-    assert done.code == 2 and "out/c.txt exists" in done.err[-1]
+    assert done.code == 1 and "not done: out/c.txt exists" in done.err[-1]
     assert (here / "out" / "c.txt").read_text() == "mine"
     assert call("document", "in", "-o", "out", "--resume", "--force").code == 0
     assert (here / "out" / "c.txt").read_text() == "He is here.\n"

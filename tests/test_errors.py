@@ -46,7 +46,6 @@ COMPLETED_IN = {
     "torch_bin": "read_bin adds the file before it and what to do after it",
 }
 COMPLETED = {
-    "{}{}": "distill adds the file of options before it and what to do after it",
     "it has no <s> and </s>": "_read_bpe adds the file and what to do",
     "{} is to be {}, which is not the next free id": "_read_bpe adds the file and what to do",
     "{}: expected tensors of floats, found {}": "read_npz adds the file and what to do",

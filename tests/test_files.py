@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.document import OutputOptions, PartialFile, partial_file_of
+from speculative_t5.cli.pieces import PartialFile
+from speculative_t5.cli.targets import OutputOptions, partial_file_of
 from speculative_t5.files import replacing, write_whole
 from speculative_t5.tokenizers.prompt_files import (
     EMPTY,

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from ..files import LineFile, json_line, json_object, lock, replacing
+from ..files import LineFile, json_line, json_object, lock, private_mode, replacing
 from ..generation import Generation, as_record
 from ..tables import write_table
 from ..tokenizers import MAX_LINE, Line, Source
@@ -195,7 +195,8 @@ class Output(LineFile):
         if found and is_file and os.path.samestat(found, os.fstat(stream.fileno())):
             raise ValueError(f"the output {name} is the input itself: give another --output")
         self.is_file = is_file and name != "-"
-        super().__init__(name, ", or give another --output", special=not self.is_file)
+        mode = private_mode(name, [os.fstat(stream.fileno())]) if self.is_file else 0
+        super().__init__(name, ", or give another --output", special=not self.is_file, mode=mode)
         self._keep, self._replace, self._advice = resume, force, advice
         if resume and not self.is_file:
             raise ValueError(
@@ -310,7 +311,8 @@ def join_parts(output: str, lines: Iterator[Line], parts: Sequence[Path]) -> Cou
         for path in parts:
             part = undo.enter_context(path.open("r+b"))
             lock(part.fileno(), f"a process is writing to {path}: wait for it to end")
-        with replacing(output) as new, new.open("wb") as file:
+        mode = private_mode(output, map(Path.stat, parts))
+        with replacing(output, mode) as new, new.open("wb") as file:
             for raw in _records(parts, lines, "run the command again with --resume"):
                 joined.count(json_object(raw))
                 file.write(raw)
@@ -363,6 +365,6 @@ def _records(parts: Sequence[Path], lines: Iterable[Line], advice: str) -> Itera
 
 def make_table(output: str, records: str) -> None:
     """Replace the output as a whole by a table of a file of records, which is then removed."""
-    with replacing(output) as new:
+    with replacing(output, private_mode(output, [os.stat(records)])) as new:
         write_table(new, Path(output).suffix.lower(), Path(records), COLUMNS, without=("stats",))
     os.unlink(records)

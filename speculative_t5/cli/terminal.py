@@ -22,6 +22,7 @@ from ..checkpoints import Download, announce_downloads
 from ..cpu import libraries
 from ..decoding import FinishReason, Origin, Stats, cache_folder
 from ..distributed import is_launched, join, process_group
+from ..errors import escaped
 from ..generation import MEANINGS, Chunk
 from ..tokenizers import Source
 
@@ -47,6 +48,8 @@ ADVICE = {
     errno.EFBIG: "raise the limit on files' sizes (ulimit -f), or write elsewhere",
     errno.EIO: "check the disk, or use another",
 }
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # nothing more can be written
 
 TIPS_SWITCH = "SPECULATIVE_T5_TIPS"  # "0" silences them
 DAY = 24 * 60 * 60  # seconds
@@ -106,12 +109,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     except (ValueError, RuntimeError, MemoryError) as error:
         fail(failure(error), BAD_INPUT if isinstance(error, ValueError) else FAILED, error)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-        text = error.strerror or str(error)
-        if error.errno is None or text.endswith(os.strerror(error.errno)):  # the system's own
-            text += f"; {ADVICE.get(error.errno or 0, 'check the path and what it leads to')}"
-        where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{text}", FAILED if full else BAD_INPUT, error)
+        fail(failure(error), FAILED if error.errno in FULL else BAD_INPUT, error)
 
 
 def handle_signals(
@@ -150,10 +148,13 @@ def signals_held() -> Iterator[None]:
 
 
 def note(line: str) -> None:
-    """Print a line beside the output, on standard error; of several processes, the first does."""
+    """Print a line beside the output, on standard error; of several processes, the first does.
+
+    What a terminal would obey, in names of files, is escaped.
+    """
     processes = process_group()
     if processes is None or processes.is_first:
-        _say(line)
+        _say(escaped(line))
 
 
 def announce(download: Download) -> None:
@@ -313,8 +314,13 @@ def fail(message: str, code: int, error: BaseException | None = None) -> NoRetur
     sys.exit(code)
 
 
-def failure(error: ValueError | RuntimeError | MemoryError) -> str:
+def failure(error: ValueError | OSError | RuntimeError | MemoryError) -> str:
     """Return the message of an error; a failure while running is called so."""
+    if isinstance(error, OSError):
+        text = error.strerror or str(error)
+        if error.errno is None or text.endswith(os.strerror(error.errno)):  # the system's own
+            text += f"; {ADVICE.get(error.errno or 0, 'check the path and what it leads to')}"
+        return f"{error.filename}: {text}" if error.filename else text
     text, advice = str(error) or type(error).__name__, ""
     if isinstance(error, ValueError):
         return text

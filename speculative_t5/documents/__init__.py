@@ -6,7 +6,7 @@ changed. Imports `decoding` and `errors`.
 """
 
 from .comparison import changes, edits, lines
-from .formats import SUFFIXES, PlainFile, WebPage, read_file
+from .formats import FORMATS, SUFFIXES, PlainFile, WebPage, format_of, read_file
 from .layout import arranged
 from .rewriting import Document, Piece, RewriteOptions, Rewritten, TextOptions, rewrite
 from .splitting import LANGUAGES, Breaks

@@ -23,6 +23,7 @@ from .splitting import Breaks
 
 # Of the files that are taken from folders.
 SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx", ".html", ".htm")
+FORMATS = ("txt", "md", "srt", "vtt", "html", "docx")
 WIDTH = 42  # characters of a line of subtitles, by broadcasters' rules; half without spaces
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
@@ -95,6 +96,11 @@ class Subtitles(PlainFile):
                 cue = _Cue(count, [])
                 self._parts.append(cue)
         self._cues = [part for part in self._parts if isinstance(part, _Cue)]
+        if not self._cues and self.text.strip():
+            raise ValueError(
+                f"no cues found in {name}: write each as its time, such as "
+                "00:00:01,000 --> 00:00:02,500, and its text on the lines behind it"
+            )
         for cue in self._cues:
             for line in cue.lines:
                 if cue.speeches and not _SPEECH.match(line.strip()):
@@ -301,8 +307,17 @@ def _divided(texts: Sequence[str], line: str) -> tuple[list[str], bool]:
     return parts, 2 * len({*map(bare, new)} & {*map(bare, old)}) < len({*new})
 
 
-def read_file(data: bytes, name: str) -> PlainFile:
-    """Return the document in a file, in the format that its name says."""
-    kinds = {".srt": Subtitles, ".vtt": Subtitles, ".docx": WordFile}
-    kinds |= dict.fromkeys((".html", ".htm"), WebPage)
-    return kinds.get(Path(name).suffix.lower(), PlainFile)(data, name)
+def format_of(name: str, form: str | None = None) -> str:
+    """Return the format of a file: the one given, or the one that its name says."""
+    suffix = Path(name).suffix.lower()
+    return (
+        form
+        or {".markdown": "md", ".htm": "html"}.get(suffix)
+        or (suffix[1:] if suffix in SUFFIXES else "txt")
+    )
+
+
+def read_file(data: bytes, name: str, form: str | None = None) -> PlainFile:
+    """Return the document in a file, in the format given, or that its name says."""
+    kinds = {"srt": Subtitles, "vtt": Subtitles, "docx": WordFile, "html": WebPage}
+    return kinds.get(format_of(name, form), PlainFile)(data, name)

@@ -1,0 +1,320 @@
+"""Where the texts of `document` come from, and where they go: files, folders, streams."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..documents import FORMATS, SUFFIXES, PlainFile, format_of, read_file
+from ..errors import count, escaped
+from ..exchange import check_replaceable, digest
+from ..files import is_special, private_mode
+from ..tokenizers import open_input
+from . import terminal
+from .options import in_output
+from .terminal import note
+
+STDOUT = "/dev/stdout"
+PARTIAL = ".partial.jsonl"
+LOCK = "~$"  # how the names begin of files that Word makes beside open documents
+# Of formats that are not written here, so that text under such a name would be a broken file.
+OTHER_SUFFIXES = (".doc", ".odt", ".pdf", ".rtf", ".epub", ".xlsx", ".pptx")
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where the texts and their differences go, and what becomes of what is there."""
+
+    output: str | None = in_output(
+        None,
+        "File to write; of several files, the folder to write them into.",
+        shown="standard output",
+    )
+    format: str | None = in_output(
+        None,
+        f"Format of FILE, whatever its name ends in: {', '.join(FORMATS)}.",
+        shown="as FILE ends, or txt",
+    )
+    in_place: bool = in_output(False, "Write each file in its own place.")
+    backup: bool = in_output(False, "With --in-place, keep the old file beside it, as FILE.bak.")
+    check: bool = in_output(
+        False, "Write nothing, and end with exit code 1 if a file would be changed."
+    )
+    review: bool = in_output(
+        False, "Ask for each change, and for each that was held back, whether to make it."
+    )
+    diff: str | None = in_output(
+        None, "Also show what changed: html writes a page, terminal prints lines."
+    )
+    diff_output: str | None = in_output(
+        None, "Page to write with --diff html.", shown="OUTPUT.diff.html"
+    )
+    resume: bool = in_output(False, "Continue a stopped run, keeping the pieces that it did.")
+    force: bool = in_output(
+        False,
+        "Replace OUTPUT, pages and backups; without --resume, drop the pieces of a stopped run.",
+    )
+    json: bool = in_output(
+        False,
+        "Print one JSON object for each file: all pieces that were kept or tried again, what they "
+        "would have become and why, and the text if there is no OUTPUT.",
+    )
+
+    def __post_init__(self) -> None:
+        self._check_places()
+        if self.output in ("-", STDOUT):
+            vars(self).update(output=None)
+        if self.resume and self.output is None and not self.in_place:
+            raise ValueError("--resume continues a file: give its name with --output")
+        if self.diff not in (None, "html", "terminal"):
+            raise ValueError(f"--diff is {self.diff!r}, expected html or terminal")
+        if self.diff != "html" and self.diff_output is not None:
+            raise ValueError("--diff-output names a page: use it with --diff html")
+        if self.format not in (None, *FORMATS):
+            raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {self.format!r}")
+        if self.review and not all(map(terminal.is_terminal, (sys.stdin, sys.stdout))):
+            raise ValueError(
+                "--review asks on a terminal, and standard input or output is none: give --output"
+            )
+
+    def _check_places(self) -> None:
+        """Refuse options that do not go together."""
+        places = {
+            "--output": self.output is not None,
+            "--in-place": self.in_place,
+            "--check": self.check,
+        }
+        given = [name for name, is_set in places.items() if is_set]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} say where the text goes: give one of them")
+        if self.backup and not self.in_place:
+            raise ValueError("--backup keeps what --in-place replaces: give both, or neither")
+        if self.check and (self.review or self.diff == "html"):
+            raise ValueError("--check writes nothing: leave out --review and --diff html")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read of a file."""
+
+    data: bytes
+    found: os.stat_result
+    form: PlainFile
+
+    @property
+    def key(self) -> str:
+        return digest(self.data)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file to read, and what is written for it."""
+
+    source: str
+    output: str | None  # None for standard output, or if nothing is written
+    page: str | None
+    form: str | None = None  # its format, if its name does not say it
+    in_place: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name to show."""
+        return "standard input" if self.source == "-" else escaped(self.source)
+
+    @property
+    def place(self) -> Path:
+        """The file to replace in its place: what a link leads to."""
+        return Path(self.source).resolve()
+
+    @property
+    def backup(self) -> Path:
+        return Path(f"{self.source}.bak")
+
+    def aside(self, *, backup: bool) -> Path:
+        """Return where the old file is, at least for a moment, when it is replaced in its place."""
+        return self.backup if backup else self.place.with_name(f".{self.place.name}.replaced")
+
+    def read(self) -> Reading:
+        """Read the file; refuse what is no document, or cannot be replaced where it is to be."""
+        if self.source != "-" and Path(self.source).is_dir():  # one that could not be listed
+            os.listdir(self.source)
+        if self.in_place:
+            check_replaceable(self.place)
+        with open_input(self.source) as stream:
+            data, found = stream.read(), os.fstat(stream.fileno())
+        return Reading(data, found, read_file(data, self.name, self.form))
+
+    def mode(self, path: str | Path, found: os.stat_result) -> int:
+        """Return the mode of a file that is made of this one."""
+        return private_mode(path, [found])
+
+
+def stat_of(source: str) -> os.stat_result:
+    """Return what the system says of a file, or of standard input."""
+    if not source:
+        raise ValueError("the input must be the name of a file, or -, got ''")
+    return os.fstat(0) if source == "-" else os.stat(source)
+
+
+def partial_file_of(sources: Sequence[str], files: OutputOptions) -> Path | None:
+    """Return where pieces are kept: beside the output, or in a folder that is changed in place."""
+    name = sources[0] if files.in_place else files.output
+    if not name or (is_special(name) and not Path(name).is_dir()):
+        if files.resume and name:
+            raise ValueError(f"--resume continues a file, which {name} is not: leave it out")
+        return None
+    inside = files.in_place and Path(name).is_dir()
+    found = Path(f"{Path(name).resolve()}{'/' * inside}{PARTIAL}")
+    if found.exists() and found.stat().st_size and not (files.resume or files.force):
+        raise ValueError(
+            f"{found} holds the pieces of an earlier run: use --resume to continue after them, or "
+            "--force to start over"
+        )
+    return found
+
+
+def find_targets(sources: Sequence[str], files: OutputOptions) -> list[Target]:
+    """Find all files, without reading them; refuse what cannot be written where it is to go."""
+    found = [each for source in sources for each in _found(source, files)]
+    several = is_several(sources, found)
+    _check_several(len(found), several, files)
+    targets: dict[str, Target] = {}
+    for source, name in found:
+        target = _target(source, name, files, several=several)
+        place = target.output or source
+        if (key := os.path.realpath(place)) in targets:
+            raise ValueError(f"{place} would be written twice: give each file once")
+        _check_places(target, files)
+        targets[key] = target
+    return [*targets.values()]
+
+
+def is_several(sources: Sequence[str], found: Sequence[object]) -> bool:
+    """Whether there may be several files; a folder counts as several, also if it has but one."""
+    return len(found) > 1 or any(source and Path(source).is_dir() for source in sources)
+
+
+def _found(source: str, files: OutputOptions) -> list[tuple[str, str]]:
+    """Return a file, or those of a folder, each with its name below the folder."""
+    if not stat.S_ISDIR(stat_of(source).st_mode):
+        return [(source, Path(source).name)]
+    if files.format is not None:
+        raise ValueError(
+            f"{source} is a folder, whose files have the formats that their names say: leave out "
+            "--format"
+        )
+    inner = [*_inner(Path(source), links=files.output is not None)]
+    if not inner:
+        raise ValueError(
+            f"{source} is a folder without documents: give one with files that end in "
+            f"{', '.join(SUFFIXES)}"
+        )
+    return [(str(path), str(path.relative_to(source))) for path in inner]
+
+
+def _inner(folder: Path, *, links: bool) -> Iterator[Path]:
+    """Yield the documents in a folder in order: no hidden ones, nor the files of Word's locks.
+
+    Links to files are followed with `links`; otherwise they are left alone, as what they lead to
+    may be anywhere, and a note says so. Links to folders are never followed.
+    """
+    found = []
+    faults = list[OSError]()
+    for place, folders, names in os.walk(folder, onerror=faults.append):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place) / name for name in names if not name.startswith((".", LOCK))]
+    for path in sorted(found):
+        if path.suffix.lower() not in SUFFIXES:
+            continue
+        if path.is_symlink() and not links:
+            note(f"{path}: a link, which is left alone; give its own name to follow it")
+        elif path.is_file():
+            yield path
+    yield from (Path(error.filename) for error in faults)  # `Target.read` says what is wrong
+
+
+def _check_several(number: int, several: bool, files: OutputOptions) -> None:
+    if not several:
+        return
+    if files.output is None and not (files.in_place or files.check):
+        raise ValueError(
+            f"{count(number, 'file')} cannot go to standard output: give --output FOLDER, "
+            "--in-place or --check"
+        )
+    if files.diff_output:
+        raise ValueError("--diff-output names one page, and there are several files: leave it out")
+
+
+def _target(source: str, name: str, files: OutputOptions, *, several: bool) -> Target:
+    place = files.output
+    if place and (several or Path(place).is_dir()):
+        place = str(Path(place) / name)
+    if files.in_place:
+        if source == "-":
+            raise ValueError("standard input has no place to write to: leave out --in-place")
+        place = source
+    return Target(source, place, _page(place, files), files.format, files.in_place)
+
+
+def _page(output: str | None, files: OutputOptions) -> str | None:
+    if files.diff != "html":
+        return None
+    if files.diff_output is None and (output is None or is_special(output)):
+        raise ValueError("--diff html writes a page: give its name with --diff-output")
+    page = files.diff_output if files.diff_output is not None else f"{output}.diff.html"
+    names = page, output or STDOUT  # which need not exist yet
+    is_same = len({*map(os.path.realpath, names)}) == 1
+    if is_same or (all(map(os.path.exists, names)) and os.path.samefile(*names)):
+        raise ValueError(f"{page} is the output itself: give another name with --diff-output")
+    return page
+
+
+def _check_places(target: Target, files: OutputOptions) -> None:
+    """Refuse to write over what is there, without being asked, or under a name that misleads."""
+    read, force = stat_of(target.source), files.force or files.resume
+    output = None if target.in_place else target.output
+    for written in filter(lambda each: each is not None, (output, target.page)):
+        check_target(str(written), read, force=force, parents=written != files.output)
+    if files.backup:  # of a run that goes on, `write_in_place` looks at them
+        check_target(str(target.backup), read, force=force)
+    if output is not None and not is_special(output):
+        _check_format(target, output)
+
+
+def _check_format(target: Target, output: str) -> None:
+    """Refuse an output whose name says that it is in another format than the source."""
+    own, suffix = format_of(target.source, target.form), Path(output).suffix.lower()
+    claimed = format_of(output)
+    is_other = suffix in OTHER_SUFFIXES or (suffix not in SUFFIXES and own == "docx")
+    if is_other or (suffix in SUFFIXES and {own, claimed} - {"md", "txt"} and own != claimed):
+        raise ValueError(
+            f"{output} would be in the format of {target.name}, which is {own}: give --output a "
+            f"name that ends in .{own}"
+        )
+
+
+def check_target(name: str, read: os.stat_result, *, force: bool, parents: bool = False) -> None:
+    """Refuse to write a file over the one that is `read`, or without `force` over anything else.
+
+    Its folder must exist, unless its `parents` may be made.
+    """
+    if not name:
+        raise ValueError(f"the output must be the name of a file, got {name!r}")
+    try:
+        found = os.stat(name)
+    except FileNotFoundError:
+        if not parents:
+            Path(name).resolve().parent.stat()
+        return
+    if stat.S_ISDIR(found.st_mode):
+        raise ValueError(f"{name} is a folder, expected the name of a file to write")
+    if not stat.S_ISREG(found.st_mode):
+        return
+    if os.path.samestat(found, read):
+        raise ValueError(f"the output {name} is the input itself: give another name")
+    if not force:
+        raise ValueError(f"{name} exists: use --force to replace it, or give another name")
