@@ -9,11 +9,13 @@ import platform
 import threading
 import warnings
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from .cpu import libraries  # isort: skip  (before mlx.core)
 
+MEMORY_INFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")  # of Linux
 CACHED_SHARE = 8  # of Metal's memory, an eighth may be kept for reuse
 CHOICE = "SPECULATIVE_T5_DEVICE"  # "cpu" computes on the CPU where MLX would take a GPU
 LATE = (
@@ -121,6 +123,23 @@ def turn() -> Iterator[None]:
     else:
         with _lock:
             yield
+
+
+def free_memory() -> int | None:
+    """Return the bytes of main memory that programs can still take; None where it is not known.
+
+    On Linux, of the machine and of its control group (version 2), what is less.
+    """
+    found = []
+    with suppress(OSError, ValueError):  # not Linux
+        lines = dict(line.split(":") for line in MEMORY_INFO.read_text().splitlines())
+        found = [int(lines["MemAvailable"].split()[0]) * 1024] if "MemAvailable" in lines else []
+    with suppress(OSError, ValueError):  # no group, or one without a limit
+        used = int((GROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        can_go = int(stat.get("inactive_file", 0))  # files that the kernel drops when it has to
+        found.append(int((GROUP / "memory.max").read_text()) - used + can_go)
+    return max(0, min(found)) if found else None
 
 
 def limit_memory() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from speculative_t5 import load
-from speculative_t5.checkpoints import ModelFolder
+from speculative_t5.checkpoints import ModelFolder, dequantizing
 from speculative_t5.checkpoints.conversion import convert, is_finite, new_layout, quantized
 from speculative_t5.checkpoints.loading import DTYPES
 from speculative_t5.checkpoints.tensors import as_numpy, parameters_of
@@ -198,7 +198,10 @@ def quantized_names(tensors: Iterable[str]) -> set[str]:
     return {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
 
 
-def test_weights_are_quantized_by_mlx_and_read_back(wide: Path) -> None:
+def test_weights_are_quantized_by_mlx_and_read_back(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(dequantizing.KEEP, "1")
     folder = convert(str(wide), OUT, quantize=4, group_size=32)
     small, whole = (parameters_of(load(path, dtype="float32")[0]) for path in (folder, wide))
     names = quantized_names(small)

@@ -42,11 +42,12 @@ def run_sharded(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 @pytest.mark.forks
 @pytest.mark.parametrize("kind", SHAPES)
 def test_processes_that_share_a_model_give_its_outputs(
-    kind: str, tmp_path: Path, spiece: bytes
+    kind: str, tmp_path: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, more = tmp_path / kind, []
     write_checkpoint(folder, SHAPES[kind], spiece, seed=3)
     if kind == "quantized":
+        monkeypatch.setenv("SPECULATIVE_T5_KEEP_QUANTIZED", "1")
         folder = convert(str(folder), tmp_path / "small", quantize=8, group_size=32)
     if kind == "v1_0":
         write_checkpoint(tmp_path / "draft", V1_0, spiece, seed=4)

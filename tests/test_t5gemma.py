@@ -137,7 +137,10 @@ def test_a_chat_is_served_as_it_is_decoded(generation: int, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("generation", [1, 2])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantized_models_stay_close(generation: int, bits: int, tmp_path: Path) -> None:
+def test_quantized_models_stay_close(
+    generation: int, bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECULATIVE_T5_KEEP_QUANTIZED", "1")
     sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     write_gemma(tmp_path / "source", generation, encoder=sizes, decoder=sizes)
     folder = convert(str(tmp_path / "source"), tmp_path / "out", quantize=bits, group_size=32)

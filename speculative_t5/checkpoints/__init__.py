@@ -6,6 +6,7 @@
 """
 
 from .conversion import convert
+from .dequantizing import loaded_size
 from .hub import Download, announce_downloads, find_cached, or_nearest
 from .inspection import Listed, as_lines, inspect, list_models
 from .loading import DTYPES, as_dtype, default_type_of, load, locate, read_tokenizer

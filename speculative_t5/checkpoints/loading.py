@@ -23,6 +23,7 @@ from ..models import (
 )
 from ..tokenizers import Tokenizer, read_languages
 from .adapters import Adapter
+from .dequantizing import for_this_device, steps_of
 from .hub import download, find_cached, flat_name, look_up
 from .model_folder import ADAPTER_CONFIG, ModelFolder, find_folder, model_folders, name_of_folder
 from .nearest import nearest
@@ -240,7 +241,12 @@ def _load_t5(
             "float16 overflows in gated feed-forwards, as of flan-t5 and T5Gemma; use bfloat16",
             stacklevel=3,
         )
-    model = new_model(checkpoint.config)
+    processes = group.size() if group is not None else 1
+    read = for_this_device(folder.path, checkpoint, dtype, processes=processes)
+    model = new_model(read.config)
+    if read is not checkpoint:
+        model.quantization_steps = steps_of(checkpoint)
+    checkpoint = read
     if group is not None:
         assert isinstance(model, T5)
         shard(model, group)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from ..checkpoints import locate, read_tokenizer
+from ..checkpoints import loaded_size, locate, read_tokenizer
 from ..errors import check_integer, first_line
 from ..generation import GenerationOptions
 from .options import (
@@ -190,10 +190,9 @@ def _served(options: DecoderOptions, rows: int, max_queue: int) -> Served:
 
 
 def _size(options: DecoderOptions) -> int:
-    """Return the size of the files of a model and its draft, in bytes."""
+    """Return the size of a model and its draft, in bytes; mostly that of their files."""
     names = (name for name in (options.model, options.draft) if name not in (None, "lookup"))
-    files = (file for name in names for file in locate(str(name)).path.iterdir())
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return sum(loaded_size(locate(str(name))) for name in names)
 
 
 def announce(settings: Settings, names: Sequence[str], host: str, port: int) -> None:

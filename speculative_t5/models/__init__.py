@@ -15,7 +15,7 @@ from .config import (
     is_t5gemma,
     read_size,
 )
-from .t5 import T5, EncoderDecoder
+from .t5 import T5, EncoderDecoder, Steps
 from .t5_draft import (
     MOST_BLOCK,
     SharingConfig,
@@ -23,6 +23,7 @@ from .t5_draft import (
     copy_layers,
     is_sample,
     plain_weight,
+    quantization_step,
     same_weights,
     sample_weights,
 )

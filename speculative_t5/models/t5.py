@@ -371,6 +371,10 @@ class CompiledModel(nn.Module):
         return session, session.contexts
 
 
+# The names of matrices that were quantized and no longer are, each with the size of a step.
+Steps = tuple[tuple[str, float], ...]
+
+
 class EncoderDecoder(CompiledModel):
     """A model with an encoder of its own; a `LanguageModel` by way of `start`.
 
@@ -391,6 +395,7 @@ class EncoderDecoder(CompiledModel):
             is_decoder_only=False,
             max_source_length=config.n_positions,  # positions are relative: more is no error
         )
+        self.quantization_steps: Steps = ()  # drafts know it by them if it is read dequantized
         self.broadcast: Broadcast = identity  # where processes share the layers, see `t5_parallel`
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
 

@@ -241,9 +241,10 @@ def sample_weights(model: EncoderDecoder) -> str:
     A digest of all names and shapes, and for each weight float16 numbers in hexadecimal: some of
     its elements (NaN if it is split), and how far quantization may have moved them.
     """
-    shapes, numbers = [], []
+    shapes, numbers, steps = [], [], dict(model.quantization_steps)
     for name, module in sorted((n, m) for n, m in model.named_modules() if "weight" in m):
         shape, elements, step = _elements(name, module)
+        step = mx.array(steps[name]) if name in steps else step
         split = split_of(f"{name}.weight", model.config) if model.num_processes > 1 else None
         if split is not None:
             whole = list(shape)
@@ -278,17 +279,32 @@ def _elements(name: str, module: nn.Module) -> tuple[tuple[int, ...], mx.array, 
     shape: tuple[int, ...] = module.weight.shape
     if scales is not None:
         shape = len(scales), scales.shape[1] * module.group_size
-    digest = hashlib.sha256(name.encode()).digest()
-    places = [int.from_bytes(digest[4 * i : 4 * i + 4], "big") for i in range(PLACES)]
-    columns = mx.array([place % shape[-1] for place in places])
+    rows, columns = _places(name, shape)
     if len(shape) == 1:
         return shape, module.weight[columns].astype(mx.float32), mx.zeros(())
-    rows = mx.array([place // shape[1] % shape[0] for place in places])
     elements = mx.take_along_axis(plain_weight(module, rows), columns[:, None], axis=1)[:, 0]
     step = mx.zeros(())
     if scales is not None:
-        step = mx.max(mx.abs(scales[rows, columns // module.group_size])).astype(mx.float32)
+        step = mx.array(quantization_step(name, scales, module.group_size))
     return shape, elements.astype(mx.float32), step
+
+
+def quantization_step(name: str, scales: mx.array, group_size: int) -> float:
+    """Return how far quantization may have moved the sampled elements of a matrix.
+
+    Its scales are (rows, groups), of any float type.
+    """
+    rows, columns = _places(name, (len(scales), scales.shape[1] * group_size))
+    largest = mx.max(mx.abs(scales[rows, columns // group_size])).astype(mx.float32)
+    return cast(float, largest.item())
+
+
+def _places(name: str, shape: tuple[int, ...]) -> tuple[mx.array, mx.array]:
+    """Return the rows and columns, (PLACES,) int32, of a weight's sampled elements."""
+    digest = hashlib.sha256(name.encode()).digest()
+    places = [int.from_bytes(digest[4 * i : 4 * i + 4], "big") for i in range(PLACES)]
+    columns = mx.array([place % shape[-1] for place in places])
+    return mx.array([place // shape[-1] % shape[0] for place in places]), columns
 
 
 def _parts(sample: str) -> tuple[str, np.ndarray]:

@@ -1,0 +1,116 @@
+"""Quantized weights as matrices of float32, where a device computes many times faster with those.
+
+MLX's products of quantized matrices are slow on CPUs: t5-base's shape decodes 30 times slower with
+8 bits than in float32. So a quantized model is dequantized there as it is read, if memory allows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import warnings
+from functools import partial
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from .. import device
+from ..models import Quantization, Steps, quantization_step
+from .model_folder import ModelFolder
+from .t5 import Checkpoint, open_checkpoint, parameter_shapes
+from .tensors import Sources, StoredTensor, as_mlx, as_numpy, dtype_name
+
+KEEP = "SPECULATIVE_T5_KEEP_QUANTIZED"  # "1" leaves a quantized model as it is on a CPU, too
+SPARE = 2**29  # bytes that a program needs besides weights
+
+
+def for_this_device(
+    path: Path, checkpoint: Checkpoint, dtype: mx.Dtype = mx.float32, *, processes: int = 1
+) -> Checkpoint:
+    """Return the checkpoint in a folder as this device is to read it; warn if that is another one.
+
+    On a CPU a quantized one is dequantized, unless `KEEP` is set, or the part of each of the
+    `processes` that share the model would take more memory in `dtype` than is free.
+    """
+    how = checkpoint.config.quantization
+    if how is None or not device.on_cpu() or os.environ.get(KEEP) == "1":
+        return checkpoint
+    dense, free, wanted = dequantized(checkpoint), device.free_memory(), dtype_name(dtype)
+    size = num_bytes(dense, dtype) / processes
+    begin = f"{path} is stored in {how.bits} bits, which CPUs decode many times slower"
+    if free is not None and size + SPARE > free:
+        warnings.warn(
+            f"{begin}; it stays so, as {wanted} would take {size / 1e9:.2f} GB of memory, and "
+            f"{free / 1e9:.2f} GB are free",
+            stacklevel=4,
+        )
+        return checkpoint
+    warnings.warn(
+        f"{begin}: it is read as {wanted}, which takes {size / 1e9:.2f} GB of memory instead of "
+        f"{num_bytes(checkpoint) / processes / 1e9:.2f} ({KEEP}=1 leaves it as it is)",
+        stacklevel=4,
+    )
+    return dense
+
+
+def loaded_size(folder: ModelFolder) -> int:
+    """Return about how many bytes a model takes once it is loaded: usually those of its files."""
+    if folder.kind == "t5" and folder.setting("quantization") and device.on_cpu():
+        with warnings.catch_warnings(action="ignore"):
+            read = for_this_device(folder.path, open_checkpoint(folder))
+        return num_bytes(read, None if read.config.quantization else mx.float32)
+    return sum(file.stat().st_size for file in folder.path.iterdir() if file.is_file())
+
+
+def num_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None = None) -> int:
+    """Return the bytes of all weights, in a type or in those that they are stored in."""
+    return sum(
+        math.prod(tensor.shape) * (dtype or tensor.dtype).size
+        for tensor in checkpoint.tensors.values()
+    )
+
+
+def dequantized(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with float32 in place of quantized matrices, made as they are read."""
+    how = checkpoint.config.quantization
+    assert how is not None
+    config = dataclasses.replace(checkpoint.config, quantization=None)
+    tensors = {}
+    for name, shape in parameter_shapes(config).items():
+        tensors[name] = checkpoint.tensors[name]
+        if parts := _parts(checkpoint, name):
+            tensors[name] = StoredTensor(shape, mx.float32, partial(_dequantize, how, *parts))
+    parameters: dict[str, Sources] = {n: {n: tensor.shape} for n, tensor in tensors.items()}
+    return dataclasses.replace(checkpoint, config=config, tensors=tensors, parameters=parameters)
+
+
+def steps_of(checkpoint: Checkpoint) -> Steps:
+    """Return how far quantization moved the numbers that identify a model, see `Steps`."""
+    how, steps = checkpoint.config.quantization, []
+    for name in checkpoint.parameters:
+        if how is not None and (parts := _parts(checkpoint, name)):
+            module, scales = name.removesuffix(".weight"), _float32(parts[1])
+            steps.append((module, quantization_step(module, scales, how.group_size)))
+    return tuple(steps)
+
+
+def _parts(checkpoint: Checkpoint, name: str) -> list[StoredTensor]:
+    """Return a quantized matrix with its scales and biases; [] for other weights."""
+    module = name.removesuffix(".weight")
+    names = [f"{module}.{part}" for part in ("weight", "scales", "biases")]
+    is_quantized = name == names[0] and names[1] in checkpoint.tensors
+    return [checkpoint.tensors[each] for each in names] if is_quantized else []
+
+
+def _dequantize(
+    how: Quantization, packed: StoredTensor, scales: StoredTensor, biases: StoredTensor
+) -> np.ndarray:
+    weight = as_mlx(packed.read(), packed.dtype)
+    small = _float32(scales), _float32(biases)
+    return as_numpy(mx.dequantize(weight, *small, how.group_size, how.bits))
+
+
+def _float32(tensor: StoredTensor) -> mx.array:
+    return as_mlx(tensor.read(), tensor.dtype).astype(mx.float32)
