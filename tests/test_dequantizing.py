@@ -111,12 +111,11 @@ def test_outputs_are_those_of_the_dequantized_model(
 @pytest.mark.cpu
 @pytest.mark.filterwarnings(f"default:.*{IN_BITS}")
 def test_the_line_says_what_memory_it_takes(small: Path, call: Call) -> None:
-    model = opened(small)
-    size = 4 * sum(weight.size for weight in parameters_of(load(small)[0]).values())
-    before = sum(tensor.nbytes for tensor in model.tensors.values())
     with pytest.warns(UserWarning) as seen:
-        load(small)
+        model, _ = load(small)
     (warning,) = seen
+    size = 4 * sum(weight.size for weight in parameters_of(model).values())
+    before = sum(tensor.nbytes for tensor in opened(small).tensors.values())
     assert str(warning.message) == (
         f"{small} is stored in 8 bits, which CPUs decode many times slower: it is read as float32, "
         f"which takes {size / 1e9:.2f} GB of memory instead of {before / 1e9:.2f} "
