@@ -21,6 +21,7 @@ from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions
 from speculative_t5.serve import Models, Settings, Workers, make_app
 from speculative_t5.serve import Served as Model
+from speculative_t5.serve.connections import Limits
 from speculative_t5.serve.requests import Refused
 from speculative_t5.serve.server import Server, bind
 from speculative_t5.serve.service import State
@@ -227,7 +228,12 @@ def served_as(name: str, service: Any, workers: Workers | None = None) -> Models
 
 
 @contextlib.contextmanager
-def serving(service: Any = None, shutdown_seconds: float = 7, **changes: Any) -> Iterator[Served]:
+def serving(
+    service: Any = None,
+    shutdown_seconds: float = 7,
+    limits: Limits | None = None,
+    **changes: Any,
+) -> Iterator[Served]:
     """Run a server for the block, by default of a fake; `changes` are those of its settings."""
     service = service or FakeService()
     options: dict[str, Any] = {"defaults": GenerationOptions()}
@@ -236,7 +242,9 @@ def serving(service: Any = None, shutdown_seconds: float = 7, **changes: Any) ->
         models = served_as(changes.pop("model", MODEL), service)
     app = make_app(models, Settings(**options | changes))
     with bind("127.0.0.1", 0) as listening:
-        server = Server(app, models, shutdown_seconds=shutdown_seconds, ready=lambda: None)
+        server = Server(
+            app, models, shutdown_seconds=shutdown_seconds, ready=lambda: None, limits=limits
+        )
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:

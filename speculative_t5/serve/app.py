@@ -22,11 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import shown
 from . import languagetool, libretranslate, requests
+from .bodies import read_body
 from .completions import ANSWERS, Completion, as_event
 from .models import MODELS, Models, Served
 from .page import HEADERS, PAGE
 from .requests import Refused
-from .server import check_key, check_site, guarded, read_body, unless_gone
+from .server import check_key, check_site, guarded, unless_gone
 from .service import NOW, Call
 from .settings import Settings
 from .text_routes import LANGUAGES, TEXTS, TextEndpoints
@@ -169,7 +170,7 @@ class Endpoints(Collector):
     async def _generate(self, kind: type[Completion], request: Request) -> ASGIApp:
         """Let a request's call join, and return what sends its answer."""
         settings = self._settings
-        body = await read_body(request, settings.max_body, settings.body_seconds)
+        body = await read_body(request, settings)
         async with contextlib.AsyncExitStack() as stack:
             try:
                 fields = requests.parse_body(body)

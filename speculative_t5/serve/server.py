@@ -10,17 +10,20 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import decoded, shown
+from .connections import Connection, Gate, Limits, Quiet, most_connections, raise_file_limit
 from .models import Models
 from .requests import Refused
 
@@ -29,7 +32,6 @@ KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that t
 LAST_BYTES = 5  # seconds for clients to read responses that have ended
 BACKLOG = 2048  # connections that may wait to be accepted
 ACCEPTED = 8  # connections at a time
-CLOSE = {"Connection": "close"}  # where a body may have no end
 
 Found = TypeVar("Found")
 
@@ -38,24 +40,49 @@ class Server(uvicorn.Server):
     """Answers from the start, by 503 until the first model is ready, and while it stops.
 
     The models are started and stopped here; running outputs may take `shutdown_seconds` then.
-    `ready` is called once the first one is.
+    `ready` is called once the first one is. There are at most as many connections as the limits
+    say, and fewer if this process may not open that many files.
     """
 
     def __init__(
-        self, app: ASGIApp, models: Models, *, shutdown_seconds: float, ready: Callable[[], None]
+        self,
+        app: ASGIApp,
+        models: Models,
+        *,
+        shutdown_seconds: float,
+        ready: Callable[[], None],
+        limits: Limits | None = None,
     ) -> None:
-        # What uvicorn logs by default is not set up here: the metrics count requests.
+        self.gate = Gate(limits or Limits())
+        http: Any = partial(Connection, gate=self.gate)  # uvicorn calls it as it does a class
+        # What uvicorn logs by default is not set up here: the metrics count requests. Warnings are
+        # a line for each client that sends what is no HTTP, or offers another protocol.
         config = uvicorn.Config(
-            app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False, timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=LAST_BYTES, backlog=ACCEPTED,
-        )  # fmt: skip
+            app,
+            http=http,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=LAST_BYTES,
+            backlog=ACCEPTED,
+        )
         super().__init__(config)
         self._models, self._shutdown_seconds = models, shutdown_seconds
         self._ready: Callable[[], None] | None = ready  # until it has been called
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and begin to load."""
+        limits = self.gate.limits
+        most = min(limits.connections, most_connections(raise_file_limit()))
+        self.gate.limits = replace(limits, connections=most)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(Quiet())
+        self.gate.start(loop)
         await super().startup(sockets)
         for listening in sockets or ():  # asyncio takes what it accepts at a time for the backlog
             listening.listen(BACKLOG)
@@ -207,27 +234,6 @@ def read_keys(path: Path) -> list[str]:
     if not keys:
         raise ValueError(f"{path} has no API key: write one per line, or leave out --api-key-file")
     return keys
-
-
-async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """Read the body of a request, of at most `most` bytes, within `seconds`."""
-    length = request.headers.get("content-length", "")
-    too_large, parts, size = length.isdigit() and int(length) > most, [], 0
-    try:
-        async with asyncio.timeout(seconds):
-            stream = request.stream()
-            while not too_large and (part := await anext(stream, b"")):
-                parts.append(part)
-                size += len(part)
-                too_large = size > most
-    except TimeoutError as error:
-        wrong = f"the body did not arrive in {seconds:g} seconds: send it again"
-        raise Refused(408, wrong, headers=CLOSE) from error
-    if too_large:
-        wrong = f"the body has more than {most:,} bytes: split the request"
-        headers = None if length else CLOSE  # the rest of a known length is read and dropped
-        raise Refused(413, wrong, code="request_too_large", headers=headers)
-    return b"".join(parts)
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Found]) -> Found:

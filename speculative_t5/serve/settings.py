@@ -17,6 +17,7 @@ class Settings:
     draw_seeds: bool = False  # whether a request without a seed gets a random one
     max_body: int = 2 * 2**20  # bytes
     body_seconds: float = 30.0  # that a body may take
+    body_pause: float = 10.0  # seconds in which some of it has to come
     ping_seconds: float = 15.0  # without an event, after which a stream gets a comment
     text_seconds: float = 600.0  # that a whole text may take
     max_text: int = 2 * 2**20  # its characters

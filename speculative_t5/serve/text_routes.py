@@ -13,9 +13,10 @@ from starlette.responses import JSONResponse, Response
 
 from ..generation import Chunk, Generation, GenerationOptions
 from . import languagetool, libretranslate, requests
+from .bodies import read_body
 from .models import Models
 from .requests import Refused
-from .server import is_key, read_body, unless_gone
+from .server import is_key, unless_gone
 from .service import Service
 from .settings import Settings
 from .text_worker import TEXTS, Abilities, Task, as_body
@@ -40,7 +41,7 @@ class TextEndpoints:
     async def answer(self, path: str, request: Request) -> Response:
         """Answer for a whole text, by a process that nobody else waits for."""
         settings = self._settings
-        body = await read_body(request, settings.max_body, settings.body_seconds)
+        body = await read_body(request, settings)
         kind = request.headers.get("content-type", "")
         keys = settings.api_keys if not is_key(request.headers, settings.api_keys) else ()
         task = Task(path, body, kind, COMPUTING_SECONDS, settings.max_text)
