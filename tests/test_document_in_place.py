@@ -12,6 +12,7 @@ from speculative_t5.cli.pieces import PartialFile
 import pytest
 from commands import Call
 from conftest import REPOSITORY
+from edited_in_place import FAULTS, run_trial
 from messages import check_message
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
@@ -134,3 +135,30 @@ def test_root_leaves_a_file_to_its_owner(call: Call, here: Path) -> None:
     assert call("document", "in", "--in-place", "--backup").code == 0
     for found in (path.stat(), (here / "in" / "a.md.bak").stat()):
         assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 2345, 0o4640)
+
+
+def test_a_refused_replacement_leaves_an_older_backup(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "in" / "a.md.bak").write_text("older")
+    more = ("--in-place", "--backup")
+    call("document", "in/a.md", *more).check_error("in/a.md.bak exists")
+    with monkeypatch.context() as patch:
+        write = command.Run._write_all
+
+        def late(*arguments: Any) -> None:
+            (here / "in" / "a.md").write_text(SAVED)
+            write(*arguments)
+
+        patch.setattr(command.Run, "_write_all", late)
+        assert call("document", "in/a.md", *more, "--force").code == 1
+    found = contents(here / "in")
+    assert (found["a.md"], found["a.md.bak"]) == (SAVED, "older")
+
+
+@pytest.mark.linux
+def test_files_that_are_edited_while_the_run_is_killed_lose_nothing(tmp_path: Path) -> None:
+    """A small sample of scripts/checks/edited_in_place.py."""
+    count = run_trial(tmp_path, 3, 1, 4, backup=True)
+    assert {fault: count[fault] for fault in FAULTS} == dict.fromkeys(FAULTS, 0)
+    assert count["saves"] and count["kills"] == 1

@@ -141,6 +141,7 @@ class Run:
                 reading = target.read()
             if self.kept:
                 self.kept.narrow(target.mode(self.kept.path, reading.found))
+            self._check_backup(target, reading.data)
             whole = Document(self.decoder, reading.form.text, self.wanted, reading.form.breaks)
         if whole is None or reading is None:
             return
@@ -216,14 +217,18 @@ class Run:
             mode = target.mode(target.output, reading.found) if target.output else 0
             _write(data, target.output, mode)
 
+    def _check_backup(self, target: Target, data: bytes) -> None:
+        """Refuse to replace another backup, unless it says nothing that the file does not."""
+        old = target.backup
+        if self.files.backup and not self.files.force and old.exists() and old.read_bytes() != data:
+            raise ValueError(f"{old} exists: use --force to replace it, or rename it")
+
     def _write_in_place(self, target: Target, reading: Reading, data: bytes) -> None:
         """Replace a file by its new text, unless another program has written to it meanwhile."""
         place, aside = target.place, target.aside(backup=self.files.backup)
-        if self.files.backup and aside.exists():
-            if aside.read_bytes() == reading.data:  # it says nothing that the file does not
-                aside.unlink()
-            elif not self.files.force:
-                raise ValueError(f"{aside} exists: use --force to replace it, or rename it")
+        self._check_backup(target, reading.data)
+        if self.files.backup and place.read_bytes() == reading.data:  # else it is refused below
+            aside.unlink(missing_ok=True)
 
         def begin() -> None:
             if self.kept:
@@ -232,7 +237,7 @@ class Run:
         with terminal.signals_held():
             done = replace_unchanged(
                 place, aside, data, reading.data,
-                keep=self.files.backup, over=self.files.backup and self.files.force, ready=begin,
+                keep=self.files.backup, over=False, ready=begin,
             )  # fmt: skip
             if self.kept:
                 self.kept.end(place)
