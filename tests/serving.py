@@ -138,10 +138,6 @@ class FakeService:
             message = f"the server is {self.state}: wait until it is ready"
             raise Refused(503, message, headers=headers)
 
-    def check_loaded(self) -> None:
-        if self.state == "loading":
-            self.check_ready()
-
     @property
     def decoder(self) -> Any:
         self.check_ready()

@@ -372,30 +372,6 @@ def test_models_say_what_they_do_and_are_loaded_when_asked_for(server: Served) -
     assert server.post(prompt="He go home.").json()["choices"][0]["text"] == "He goes home."
 
 
-def test_models_make_room_for_one_another(models: Models) -> None:
-    """One has room beside nothing else; what is used stays, and what cannot be loaded is said."""
-    own = [replace(each, size=60, service=None) for each in models.models.values()]
-    broken = Model("broken", lambda: Service(lambda: 1 // 0), lambda: None, 10)  # type: ignore
-    small = Models([*own, broken], memory=100)
-    with serving(small) as server:
-        wait_until(lambda: small.state == "ready")
-        first, second = own
-        for model in (second, first, second, first):
-            found = server.post(model=model.name, prompt="He go home.", max_tokens=4)
-            assert found.status_code == 200 and model.service and model.service.state == "ready"
-            assert (first if model is second else second).service is None
-            assert server.client.get("/health").status_code == 200
-        assert small.figures()["emitted"] == 4 * 4, "also those of models that made room"
-        failed = server.post(model="broken", prompt="a")
-        assert failed.status_code == 503 and "broken cannot be used" in failed.text
-        first.users += 1
-        refused = server.post(model="tiny", prompt="a")
-        assert refused.status_code == 503 and refused.headers["Retry-After"]
-        assert "there is no memory for tiny beside the models in use" in refused.text
-        first.users -= 1
-        assert server.post(model="tiny", prompt="a", max_tokens=1).status_code == 200
-
-
 def test_texts_of_many_clients_are_those_of_one(server: Served, shipped: Any) -> None:
     """They go side by side with completions, and one text cannot fill the queue."""
     texts = [" ".join(LEARNERS[i : i + 5]) for i in range(0, 40, 5)] + [" ".join(LEARNERS[:70])]

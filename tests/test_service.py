@@ -104,8 +104,7 @@ async def serving(
         if gate:
             gate.open()
         await served.stop(0)
-        await asyncio.to_thread(served._thread.join, 60)
-        assert not served.is_running
+        await until(lambda: not served.is_running)
         assert is_now(served, queued=0, rows=0)
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -31,6 +32,8 @@ from .options import (
 from .terminal import note
 
 if TYPE_CHECKING:
+    from ..checkpoints import ModelFolder
+    from ..generation import SpeculativeDecoder
     from ..serve import Served, Settings
 
 MOST_SECONDS = 86_400  # of a shutdown, or a text
@@ -182,10 +185,21 @@ def _served(options: DecoderOptions, rows: int, max_queue: int) -> Served:
     """Return a model for the server to load."""
     from ..serve import Served, Service
 
+    locating = threading.Lock()
+
+    @cache
+    def found() -> ModelFolder:
+        with locating:  # which may download it: once, whoever asks first
+            return locate(options.model, options.adapter)
+
+    def load() -> SpeculativeDecoder:
+        found()
+        return options.load()
+
     return Served(
         options.name,
-        partial(Service, options.load, batch_size=rows, max_queue=max_queue),
-        cache(lambda: read_tokenizer(locate(options.model, options.adapter))),
+        partial(Service, load, batch_size=rows, max_queue=max_queue),
+        cache(lambda: read_tokenizer(found())),
     )
 
 

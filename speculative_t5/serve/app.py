@@ -149,11 +149,14 @@ class Endpoints(Collector):
         """Return what there is to know of a model, and in which languages it does what."""
         tokenizer = await served.tokenizer()
         return {
-            "id": served.name, "object": "model", "created": self._created,
-            "owned_by": "speculative_t5", "loaded": served.service is not None,
+            "id": served.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "speculative_t5",
+            "loaded": served.service is not None and not served.is_loading,
             "corrects": [*dict.fromkeys(e["code"] for e in languagetool.languages(tokenizer))],
             "translates": libretranslate.languages(tokenizer),
-        }  # fmt: skip
+        }
 
     async def _health(self, _: Request) -> Response:
         """Say whether requests are decoded."""

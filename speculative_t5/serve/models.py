@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
+import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-import mlx.core as mx
 
 from ..errors import first_line, shown
 from .requests import Refused, refuse
-from .service import LOADING_SECONDS, NOW, Service, State
+from .service import LOADING_SECONDS, NOW, Service, State, stopping
+from .threads import THREADS
 from .workers import Workers
 
 MODELS = "/v1/models"  # where the server says what they are
+READING_SECONDS = 2.0  # to wait for a tokenizer, which a download may hold up
+RETRY_SECONDS = 30.0  # before a model that could not be loaded is tried again
+STAY_SECONDS = 5.0  # that a model in use is left to its users once it has been loaded
+ROOM_SECONDS = 30.0  # for the users of models to end, where another one is to take their room
+WAIT_SECONDS = 120.0  # that a request waits for its model
+LOOK = 0.02  # seconds between two looks at a model that is being loaded
 
 
 @dataclass(eq=False)
@@ -33,12 +38,40 @@ class Served:
     users: int = 0  # requests that are being answered
     loads: int = 0  # how often it has been loaded
     used: float = 0.0  # when one last began, in the time of time.monotonic
+    loaded: float = 0.0  # when it had been loaded, in the same time
+    waiting: int = 0  # requests that wait until it lets them in
+    crowded: float = 0.0  # when it last got no room
+    failed: float = 0.0  # when it could not be, in the same time
+    failure: str = ""  # why it could not be when it was last tried
+    is_leaving: bool = False  # whether it lets nobody in, to make room for another one
+    _reading: asyncio.Future[Any] | None = field(default=None, init=False, repr=False)
 
     async def tokenizer(self) -> Any:
-        """Read the tokenizer in another thread, but not while loading may download the model."""
-        if self.service:
-            self.service.check_loaded()
-        return await asyncio.to_thread(self.read_tokenizer)
+        """Return the tokenizer, which another thread reads once.
+
+        Raises:
+            Refused: If it is still being downloaded.
+        """
+        if self._reading is None or (self._reading.done() and self._reading.exception()):
+            self._reading = asyncio.wrap_future(THREADS.run(self.read_tokenizer))
+        try:
+            async with asyncio.timeout(READING_SECONDS):
+                return await asyncio.shield(self._reading)
+        except TimeoutError as error:
+            raise Refused(
+                503, f"{self.name} is being downloaded: wait and send the request again",
+                headers={"Retry-After": str(LOADING_SECONDS)},
+            ) from error  # fmt: skip
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there are requests for it."""
+        return bool(self.users or self.waiting)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether its weights are being read."""
+        return self.service is not None and self.service.state == "loading"
 
 
 class Models:
@@ -46,6 +79,8 @@ class Models:
 
     The others are loaded when they are asked for. All weights together are to take at most `memory`
     bytes, if given: models that nobody uses make room, the one unused for the longest time first.
+    Where all are in use, some let nobody in until their users have ended, so that those who wait
+    for another model have their turn. `workers` work on whole texts.
     """
 
     def __init__(
@@ -56,9 +91,15 @@ class Models:
     ) -> None:
         self.models = {each.name: each for each in models}
         self.first = models[0]
-        self.workers = workers or Workers()  # which work on whole texts
-        self._memory = memory
-        self._changing = asyncio.Lock()
+        self.workers = workers or Workers()
+        self._memory = float("inf") if memory is None else memory
+        self._initial: Service | None = None  # the first one's, as loaded at the start
+        self._queue: deque[Served] = deque()  # that are to be loaded, the next one first
+        self._tasks: set[asyncio.Task[None]] = set()  # that load them
+        self._is_making_room = False
+        self._news = asyncio.Event()  # set, and replaced, when something has changed
+        self._is_stopping = False
+        self._fatal: BaseException | None = None  # why no model can be used any more
         self._totals: Counter[str] = Counter()  # of services that have made room
 
     def start(self) -> None:
@@ -74,51 +115,167 @@ class Models:
         Raises:
             Refused: If it cannot be loaded, or has no room beside those that are in use.
         """
-        served.users += 1
+        served.waiting += 1
         try:
-            served.used = time.monotonic()
-            yield await self._loaded(served)
+            async with asyncio.timeout(WAIT_SECONDS):
+                service = await self._let_in(served)
+        except TimeoutError as error:
+            raise _crowded(served) from error
+        finally:
+            served.waiting -= 1
+        try:
+            yield service
         finally:
             served.users -= 1
+            if not served.users:
+                self._tell()
 
-    async def _loaded(self, served: Served) -> Service:
-        async with self._changing:
+    async def _let_in(self, served: Served) -> Service:
+        """Wait until a model can be used, and count this request among its users."""
+        asked, served.used = time.monotonic(), time.monotonic()
+        while True:
+            if self._is_stopping:
+                raise stopping()
             service = served.service
-            if service is None or (service.failure and service is not self._initial):
-                if self.state not in ("loading", "ready"):
-                    raise Refused(503, "the server is stopping: use another one")
-                await self._make_room(served)
-                served.service = service = served.make()
-                served.loads += 1
-                service.start()
-        while service.state == "loading" and service is not self._initial:
-            await asyncio.sleep(0.05)
-        if service.failure and service is not self._initial:
-            raise Refused(
-                503, f"{served.name} cannot be used ({first_line(service.failure)}): choose "
-                "another model",
-            )  # fmt: skip
-        return service
+            if service and service.failure and service is not self._initial:
+                self._drop(served)
+                continue
+            if service and not served.is_leaving:
+                # While the server starts, its first model refuses everybody by itself.
+                if service is self._initial or not served.is_loading:
+                    served.users += 1
+                    return service
+            elif not service:
+                if served.crowded > asked:
+                    raise _crowded(served)
+                self._check_failed(served, asked)
+                self._ask_for(served)
+            await self._news.wait()
 
-    async def _make_room(self, wanted: Served) -> None:
-        """Unload models that nobody uses until another one fits."""
-        loaded = [each for each in self.models.values() if each.service and each is not wanted]
-        need = wanted.size + sum(each.size for each in loaded) - (self._memory or float("inf"))
-        idle = [each for each in loaded if not each.users]
-        if need > sum(each.size for each in idle):
+    def _check_failed(self, served: Served, asked: float) -> None:
+        """Refuse a model that could not be loaded since a request came, or a short time ago."""
+        if served.failed and served.failed > asked - RETRY_SECONDS:
             raise Refused(
-                503, f"there is no memory for {wanted.name} beside the models in use: wait and "
-                "send the request again", headers={"Retry-After": str(LOADING_SECONDS)},
-            )  # fmt: skip
-        for each in sorted(idle, key=lambda each: each.used):
-            if need > 0 and each.service:
-                await each.service.stop(0)
-                figures = each.service.figures()
-                self._totals.update({name: figures[name] for name in figures if name not in NOW})
-                each.service = None
+                503, f"{served.name} cannot be used ({served.failure}): choose another model"
+            )
+
+    def _tell(self) -> None:
+        """Let all look again who wait for something here."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _ask_for(self, served: Served) -> None:
+        """Have a model loaded, once it is its turn."""
+        if served not in self._queue:
+            self._queue.append(served)
+        if not self._is_making_room:
+            self._is_making_room = True
+            self._begin(self._load_queue())
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load_queue(self) -> None:
+        """Make room for one model after another; each is then loaded beside the others."""
+        try:
+            while self._queue and not self._is_stopping:
+                wanted = self._queue[0]
+                if await self._make_room(wanted):
+                    wanted.service = wanted.make()
+                    wanted.loads += 1
+                    wanted.loaded = math.inf  # until it has been
+                    wanted.service.start()
+                    self._begin(self._loaded(wanted, wanted.service))
+                self._queue.popleft()
+                self._tell()
+        finally:
+            self._is_making_room = False
+
+    async def _loaded(self, served: Served, service: Service) -> None:
+        """Wait until a model has been loaded, or could not be."""
+        while service.state == "loading":
+            await asyncio.sleep(LOOK)
+        served.loaded = time.monotonic()
+        if service.failure:
+            self._drop(served)
+        else:
+            served.failed = 0.0
+        self._tell()
+
+    def _drop(self, served: Served) -> None:
+        """Forget a service that has failed; load another model if that was the last one."""
+        assert served.service
+        error = served.service.failure or RuntimeError("it has stopped")
+        served.failed, served.failure = time.monotonic(), first_line(error)
+        self._count(served.service)
+        served.service = None
+        self._tell()
+        if self._services or self._queue or self._is_stopping:
+            return
+        left = [each for each in self.models.values() if not each.failed]
+        if left:
+            self._ask_for(left[0])
+        else:
+            self._fatal = RuntimeError(f"no model can be loaded any more: {first_line(error)}")
+
+    async def _make_room(self, wanted: Served) -> bool:
+        """Unload models until another one fits; return whether it does."""
+        until = time.monotonic() + ROOM_SECONDS
+        try:
+            while True:
+                loaded = [each for each in self.models.values() if each.service]
+                need = wanted.size + sum(each.size for each in loaded) - self._memory
+                if need <= 0:
+                    return True
+                chosen = self._chosen(loaded, need)
+                for each in loaded:
+                    each.is_leaving = each in chosen
+                if idle := [each for each in chosen if not each.users]:
+                    await self._unload(idle[0])
+                else:
+                    if time.monotonic() > until:
+                        wanted.crowded = time.monotonic()
+                        return False
+                    await asyncio.sleep(LOOK)
+        finally:
+            for each in self.models.values():
+                each.is_leaving = False
+            self._tell()
+
+    def _chosen(self, loaded: Sequence[Served], need: float) -> list[Served]:
+        """Return the models that are to make room: those that nobody uses, then others.
+
+        There are none as long as too few of those in use have been left to their users for a time.
+        """
+        now = time.monotonic()
+        able = [
+            each
+            for each in loaded
+            if not each.is_loading
+            and (each.is_leaving or not each.is_wanted or now - each.loaded > STAY_SECONDS)
+        ]
+        chosen = []
+        for each in sorted(able, key=lambda e: (e.is_wanted, not e.is_leaving, e.used)):
+            if need > 0:
+                chosen.append(each)
                 need -= each.size
-        gc.collect()
-        mx.clear_cache()
+        return chosen if need <= 0 else []
+
+    async def _unload(self, served: Served) -> None:
+        service = served.service
+        assert service
+        await service.stop(0)
+        self._count(service)
+        served.service = None
+        if service is self._initial:
+            self._initial = None
+
+    def _count(self, service: Service) -> None:
+        """Add the figures of a service that ends to the totals."""
+        figures = service.figures()
+        self._totals.update({name: figures[name] for name in figures if name not in NOW})
 
     def find(self, name: object) -> Served:
         """Return the model that a request names; the first if it names none."""
@@ -143,11 +300,20 @@ class Models:
     @property
     def state(self) -> State:
         states = [service.state for service in self._services]
-        return "ready" if "ready" in states or not states else states[0]
+        if "ready" in states:
+            return "ready"
+        if self._fatal:
+            return "failed"
+        if states and not self._queue:
+            return states[0]
+        return "stopping" if self._is_stopping else "loading"
 
     @property
     def failure(self) -> BaseException | None:
-        return self.first.service.failure if self.first.service else None
+        if self._fatal:
+            return self._fatal
+        is_initial = self._initial and self.first.service is self._initial
+        return self._initial.failure if is_initial and self._initial else None
 
     @property
     def is_running(self) -> bool:
@@ -163,10 +329,23 @@ class Models:
         return dict(sums) | ({"seconds_since_round": min(last)} if last else {})
 
     async def stop(self, seconds: float, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Stop all services; see `Service.stop`."""
+        """Stop all services, and the work on texts; see `Service.stop`."""
+        self._is_stopping = True
+        for task in self._tasks:
+            task.cancel()
+        self._tell()
         # Loading may take long, and no output waits for it.
         services = [
             each.stop(seconds if each.state != "loading" else 0.0, hurried)
             for each in self._services
         ]
         await asyncio.gather(self.workers.stop(seconds, hurried), *services)
+
+
+def _crowded(served: Served) -> Refused:
+    return Refused(
+        503,
+        f"there is no memory for {served.name} beside the models in use: wait and send the request "
+        "again",
+        headers={"Retry-After": str(LOADING_SECONDS)},
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import threading
@@ -14,11 +15,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, TypeVar
 
+import mlx.core as mx
+
 from ..decoding import PREFETCH_TOKENS, Batch, Request, Round
 from ..errors import check_integer, first_line
 from ..generation import Chunk, GenerationOptions, SpeculativeDecoder, as_chunk
 from ..tokenizers import Detokenizer, Prompt, PromptTooLong, check_prompts
 from .requests import Refused
+from .threads import THREADS
 
 LOADING_SECONDS, STOPPING_SECONDS = 5, 10  # after which to ask again
 MOST_SECONDS = 60  # to wait for room in the queue, at most
@@ -121,7 +125,7 @@ class Service:
         self._batch_size = check_integer("batch_size", batch_size, 1)
         self.max_queue = check_integer("max_queue", max_queue, 1)
         self._decoder: SpeculativeDecoder | None = None
-        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        self._running_in_thread: Future[None] | None = None
         self._numbers = count()  # of outputs, as indices of their requests
         # Guards all that follows; notified when there is something to do or the state changes.
         self._changed = threading.Condition()
@@ -142,12 +146,12 @@ class Service:
     def start(self) -> None:
         """Start to load the model; to be called in the event loop that is to use the service."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self._running_in_thread = THREADS.run(self._run)
 
     @property
     def is_running(self) -> bool:
         """Whether the thread has begun and has not ended."""
-        return self._thread.is_alive()
+        return self._running_in_thread is not None and not self._running_in_thread.done()
 
     @property
     def decoder(self) -> SpeculativeDecoder:
@@ -155,11 +159,6 @@ class Service:
         if self._decoder is None:
             raise self._unavailable()
         return self._decoder
-
-    def check_loaded(self) -> None:
-        """Refuse what has to wait until the decoder has been loaded."""
-        if self.state == "loading":
-            raise self._unavailable()
 
     def submit(
         self, prompts: Sequence[Prompt], options: GenerationOptions, field: str = "prompt"
@@ -272,21 +271,13 @@ class Service:
             return Refused(503, message, headers={"Retry-After": str(LOADING_SECONDS)})
         if self.state == "failed":
             return Refused(503, "the server cannot decode any more: see its log")
-        message = "the server is stopping: use another one"
-        return Refused(503, message, headers={"Retry-After": str(STOPPING_SECONDS)})
+        return stopping()
 
     # In the thread that owns the device:
 
     def _run(self) -> None:
         try:
-            self._decoder = decoder = self._load()
-            if decoder.is_steady:
-                self._batch_size = 1
-            batch = self._warm_up()
-            with self._changed:
-                if self.state == "loading":
-                    self.state = "ready"
-            self._serve(batch)
+            self._load_and_serve()
             self._end(STOPPED, "stopped")
         except BaseException as error:
             if self._decoder is not None:
@@ -294,6 +285,23 @@ class Service:
                 error = RuntimeError(first_line(error))
             self.failure = error
             self._end(FAILED, "failed")
+        self._forget()
+
+    def _load_and_serve(self) -> None:
+        self._decoder = decoder = self._load()
+        if decoder.is_steady:
+            self._batch_size = 1
+        batch = self._warm_up()
+        with self._changed:
+            if self.state == "loading":
+                self.state = "ready"
+        self._serve(batch)
+
+    def _forget(self) -> None:
+        """Let go of the model here, where its functions were compiled: other threads leave them."""
+        self._decoder = None
+        gc.collect()
+        mx.clear_cache()
 
     def _warm_up(self) -> Batch:
         """Decode a short prompt, greedily and by sampling, and return an empty batch."""
@@ -414,6 +422,12 @@ class Service:
 
         if results:
             self._loop.call_soon_threadsafe(put)
+
+
+def stopping() -> Refused:
+    """Return the refusal of a server that stops."""
+    message = "the server is stopping: use another one"
+    return Refused(503, message, headers={"Retry-After": str(STOPPING_SECONDS)})
 
 
 def result_of(output: Output, done: Round) -> Result:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import first_line
 from .requests import Refused
+from .service import stopping
 
 MOST_WORKERS = 6  # processes; each takes about 100 MB
 FOR_SHORT = 2  # of them, that long texts leave to others
@@ -226,7 +227,7 @@ class Workers:
 
     async def _take(self, is_long: bool) -> Worker:
         if self._is_stopping:
-            raise _stopping()
+            raise stopping()
         if len(self._waiting) >= MOST_WAITING:
             raise Refused(
                 503,
@@ -314,7 +315,7 @@ class Workers:
         """
         self._is_stopping = True
         for waiting in self._waiting:
-            waiting.worker.set_exception(_stopping())
+            waiting.worker.set_exception(stopping())
         self._waiting.clear()
         until = time.monotonic() + seconds
         while self._lent:
@@ -331,14 +332,10 @@ async def _begin(worker: Worker, *, is_long: bool) -> None:
     try:
         await worker.begin(is_long=is_long)
     except Unfinished as error:
-        raise _stopping() from error
+        raise stopping() from error
     except EOFError as error:
         log.error("a process for texts cannot be started: %s", error)
         raise Refused(500, "the server failed to answer: see its log") from error
-
-
-def _stopping() -> Refused:
-    return Refused(503, f"{STOPPING}: use another one")
 
 
 def _not_started(error: OSError) -> Refused:
