@@ -113,7 +113,17 @@ def draw(rounds: Sequence[Judged], decoder: SpeculativeDecoder, path: Path) -> N
     ]  # fmt: skip
     axes.legend(handles=handles, loc="lower left", ncols=4, fontsize=11, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Description": in_words(rounds, decoder)})
+
+
+def in_words(rounds: Sequence[Judged], decoder: SpeculativeDecoder) -> str:
+    """Return what the picture shows of each round as text, which it holds as its description."""
+    assert decoder.tokenizer is not None
+    return "\n".join(
+        f"round {one.number}, after {decoder.tokenizer.decode(one.before)}: drafted "
+        f"{decoder.tokenizer.decode(one.drafted)}, emitted {decoder.tokenizer.decode(one.emitted)}"
+        for one in rounds
+    )
 
 
 def line_style(kind: str) -> str:
