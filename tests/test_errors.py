@@ -46,8 +46,6 @@ COMPLETED_IN = {
     "torch_bin": "read_bin adds the file before it and what to do after it",
 }
 COMPLETED = {
-    "it has no <s> and </s>": "_read_bpe adds the file and what to do",
-    "{} is to be {}, which is not the next free id": "_read_bpe adds the file and what to do",
     "{}: expected tensors of floats, found {}": "read_npz adds the file and what to do",
     "{} declares {} bytes of numbers, its place in the file has {}": "read_npz does",
     "{} is in version {} of the npy format": "read_npz does",

@@ -5,6 +5,7 @@ are imported where a tokenizer of their kind is made.
 """
 
 from .base import TOKENIZER_FILES, ChatTokenizer, Detokenizer, Tokenizer, pieces, unknown_characters
+from .bytewise import ByteTokenizer
 from .languages import Languages, language_name, main_region, read_languages
 from .prompt_files import (
     MAX_LINE,
@@ -18,5 +19,5 @@ from .prompt_files import (
     read_lines,
 )
 from .prompts import Prompt, PromptEncoder, PromptTooLong, Source, check_prompts
-from .t5 import ByteTokenizer, has_tokenizer, load_tokenizer
+from .t5 import has_tokenizer, load_tokenizer
 from .t5gemma import T5GemmaTokenizer

@@ -3,18 +3,25 @@
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from ..decoding import Vocabulary
+from .cleaning import CleanUp
 
 TOKENIZER_FILES = (
-    "spiece.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "merges.txt",
-)  # fmt: skip
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)
 
 # Those that hold pieces, and not only settings.
-VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 
 # A token of madlad400's for a language, and not for a script or a region; nor Gemma's <2mass>.
 LANGUAGE = re.compile(r"<2([a-z]{2,3}(?:_[A-Z][A-Za-z]+)*)>")
@@ -26,9 +33,10 @@ class Tokenizer(Protocol):
     """Turns text into ids, and ids into text.
 
     One whose vocabulary may lack characters has an attribute `unknown_id`, the id that stands for
-    them. `load` adds others: `prefix`, the text that goes before each prompt; `languages`, those
-    that the model translates; and `trained_length`, the tokens of the longest sources that it was
-    trained on, or None.
+    them. One that leaves spaces out of its texts (`clean_up_tokenization_spaces`) has `cleans_up`
+    and a method `decode_as_it_is`, which leaves none out. `load` adds others: `prefix`, the text
+    that goes before each prompt; `languages`, those that the model translates; and
+    `trained_length`, the tokens of the longest sources that it was trained on, or None.
     """
 
     @property
@@ -80,34 +88,43 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        cleans_up = getattr(tokenizer, "cleans_up", False)
+        name = "decode_as_it_is" if cleans_up else "decode"
+        self._decode: Callable[[Sequence[int]], str] = getattr(tokenizer, name)
+        self._clean = CleanUp() if cleans_up else None
         self._ids: list[int] = []  # the ids that the next call decodes again
         self._shown = 0  # how many of them, from the first, have been returned
         self._before = ""  # the text returned for those
 
     def add(self, token: int) -> str:
         """Return the text that this id adds."""
+        return self._cleaned(self._decoded(token))
+
+    def finish(self) -> str:
+        """Return the text still held back."""
+        text = self._decode(self._ids)
+        added = text[len(self._before) :]
+        self._shown, self._before = len(self._ids), text
+        return self._cleaned(added) + (self._clean.finish() if self._clean else "")
+
+    def _cleaned(self, text: str) -> str:
+        return self._clean.add(text) if self._clean else text
+
+    def _decoded(self, token: int) -> str:
         self._ids.append(token)
-        text = self._tokenizer.decode(self._ids)
+        text = self._decode(self._ids)
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
         added = text[len(self._before) :]
         new = self._ids[self._shown :]
-        last = self._tokenizer.decode(new)
+        last = self._decode(new)
         # Decoding strips leading spaces, so the ids decoded again must begin with visible text.
         if last.strip():
             self._ids, text = new, last
         elif new == [token] and self._ids[-3:] == [token] * 3:
             # An output may end in thousands of line breaks: two of them stand for more.
             del self._ids[-1]
-            text = self._tokenizer.decode(self._ids)
-        self._shown, self._before = len(self._ids), text
-        return added
-
-    def finish(self) -> str:
-        """Return the text still held back."""
-        text = self._tokenizer.decode(self._ids)
-        added = text[len(self._before) :]
+            text = self._decode(self._ids)
         self._shown, self._before = len(self._ids), text
         return added
 

@@ -1,49 +1,70 @@
-"""Tokenizers of the T5 family: of a spiece.model, of JSON files, and ByT5's, which needs no file.
+"""The tokenizers of T5s, chosen by a folder's files: ids and texts are those of transformers.
 
-Ids are those of transformers, which is not imported.
+transformers is not imported: the library `tokenizers` decides, with the rules of `backends`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..decoding import Vocabulary
-from ..errors import first_line, read_json
+from ..errors import first_line
 from ..models import T5Config
+from . import backends
+from .backends import Made
 from .base import VOCABULARIES, as_vocabulary
+from .bytewise import ByteTokenizer
+from .cleaning import clean_up
+from .sentencepiece_files import read_sentencepiece
+from .sentencepiece_tokenizer import SentencePieceTokenizer
+from .settings import AGAIN, SENTINEL, TokenizerSettings, read_settings
+from .steps import check_steps
 
-AGAIN = "download or copy it again"  # ends the messages about damaged files
 REPLACE = "copy the tokenizer that belongs to the model there"
-SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,4})>")
-MAX_SENTINELS = 10_000  # more than any model has, and few enough to list
+PIECES = ("tokenizer.json", "spiece.model", "vocab.json", "vocab.txt")  # the first of them counts
+# The files that the pieces of a class are in.
+OWN_PIECES: Mapping[str, tuple[str, ...]] = {
+    backends.T5: ("spiece.model",),
+    backends.ROBERTA: ("vocab.json",),
+    backends.GPT2: ("vocab.json",),
+    backends.BERT: ("vocab.txt",),
+}
+# Classes that make other ids of the pieces in a spiece.model, or put other tokens around them.
+OTHER_SENTENCEPIECE = {
+    f"{name}Tokenizer"
+    for name in (
+        "Albert",
+        "Barthez",
+        "BigBird",
+        "Camembert",
+        "DebertaV2",
+        "FNet",
+        "Llama",
+        "MBart",
+        "Pegasus",
+        "Reformer",
+        "RemBert",
+        "XLMRoberta",
+        "XLNet",
+    )
+}
 
 
 def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
     """Load the tokenizer of a model folder; refuse one that does not fit the config, if given.
 
-    Reads tokenizer.json, or else spiece.model, or else vocab.json and merges.txt (codet5). ByT5
-    needs none of them: tokenizer_config.json or config.json names ByT5Tokenizer.
+    Reads tokenizer.json, or else spiece.model, or else vocab.json and merges.txt (codet5, FRED-T5),
+    or else vocab.txt (T5s for Chinese). ByT5 needs none of them: tokenizer_config.json or
+    config.json names ByT5Tokenizer.
     """
-    tokenizer: T5Tokenizer
-    if (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file():
-        tokenizer = SentencePieceTokenizer(folder)
-    elif (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
-        tokenizer = JSONTokenizer(folder)
-    elif _is_bytewise(folder):
-        tokenizer = ByteTokenizer(folder)
-    else:
-        raise ValueError(
-            f"no tokenizer in {folder}: expected spiece.model or tokenizer.json; "
-            "copy it there from the model that this one was tuned from"
-        )
+    tokenizer = _load(folder)
     if config is None:
         return tokenizer
     vocabulary, end = tokenizer.vocabulary, tokenizer.eos_token_id
-    if end != config.eos_token_id:
+    if end not in (None, config.eos_token_id):
         raise ValueError(
             f"the tokenizer in {folder} has the EOS id {end}, the model {config.eos_token_id} "
             f"(eos_token_id in config.json): {REPLACE}"
@@ -64,7 +85,46 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def _is_bytewise(folder: Path) -> bool:
-    return _read_settings(folder).get("tokenizer_class") == "ByT5Tokenizer"
+    return read_settings(folder).kind == "ByT5Tokenizer"
+
+
+def _load(folder: Path) -> T5Tokenizer:
+    settings = read_settings(folder)
+    if settings.kind == "ByT5Tokenizer":
+        return ByteTokenizer(folder)
+    path = _path_of_pieces(folder, settings)
+    _check_class(path, settings)
+    if path.name == "spiece.model":
+        return _from_sentencepiece(path, settings)
+    return BackendTokenizer(_make(path, settings), settings, path)
+
+
+def _path_of_pieces(folder: Path, settings: TokenizerSettings) -> Path:
+    """Return the file that a folder's pieces are read from; refuse a folder without any."""
+    own = OWN_PIECES.get(backends.class_of(settings), ())
+    for name in (PIECES[0], *own, *PIECES[1:]):
+        if (folder / name).is_file():
+            return folder / name
+    found = [name for name in VOCABULARIES if (folder / name).is_file()]
+    raise ValueError(
+        f"no tokenizer in {folder}: expected {', '.join(PIECES[:-1])} or {PIECES[-1]}, found "
+        f"{found[0] if found else 'none of them'}; copy it there from the model that this one was "
+        "tuned from"
+    )
+
+
+def _check_class(path: Path, settings: TokenizerSettings) -> None:
+    """Refuse a class that would make other ids of the file than are made here."""
+    kind, name = backends.class_of(settings), path.name
+    known = {backends.T5, *(each for each, files in OWN_PIECES.items() if name in files)}
+    if name == "tokenizer.json" or kind in known:
+        return
+    if name != "spiece.model" or kind in OTHER_SENTENCEPIECE:
+        raise ValueError(
+            f"{path} is for the class {kind} (tokenizer_class in tokenizer_config.json), expected "
+            f"{' or '.join(sorted(known))}: save a tokenizer.json there, by AutoTokenizer's "
+            "save_pretrained in transformers"
+        )
 
 
 @contextlib.contextmanager
@@ -78,290 +138,110 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
         raise ValueError(f"{path} is not {kind}: {first_line(error)}; {AGAIN}") from error
 
 
-class ByteTokenizer:
-    """ByT5's tokenizer (arXiv 2105.13626): a byte is an id.
-
-    UTF-8 bytes follow three control tokens, and then come sentinels: `extra_ids` of the folder.
-    """
-
-    CONTROL = ("<pad>", "</s>", "<unk>")
-    EOS, FIRST = 1, 3
-
-    def __init__(self, folder: Path) -> None:
-        settings = _read_settings(folder)
-        self._sentinels = self.FIRST + 256
-        self._special = {name: i for i, name in enumerate(self.CONTROL)}
-        for i in range(_num_sentinels(folder, settings, 125)):
-            self._special[f"<extra_id_{i}>"] = self._sentinels + i
-        self._texts = {i: name for name, i in self._special.items() if i >= self._sentinels}
-        self._pattern = _any_of(() if settings.get("split_special_tokens") else self._special)
-        bytewise = {f"<0x{i:02X}>": self.FIRST + i for i in range(256)}
-        self.eos_token_id = self.EOS
-        self.vocabulary = as_vocabulary(bytewise | self._special, self._special.values())
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        parts = self._pattern.split(text)
-        for i, part in enumerate(parts):
-            if i % 2:
-                ids.append(self._special[part])
-                continue
-            # Control tokens swallow the blanks on both sides.
-            part = part.lstrip() if i and parts[i - 1] in self.CONTROL else part
-            part = part.rstrip() if parts[i + 1 : i + 2] and parts[i + 1] in self.CONTROL else part
-            ids += [self.FIRST + byte for byte in part.encode()]
-        return ids if ids[-1:] == [self.EOS] else [*ids, self.EOS]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        text = b""
-        for token in ids:
-            if self.FIRST <= token < self._sentinels:
-                text += bytes([token - self.FIRST])
-            else:
-                text += self._texts.get(token, "").encode()
-        return text.decode(errors="replace")
+def _make(path: Path, settings: TokenizerSettings) -> Made:
+    with _reading(path, "a tokenizer"):
+        stored = path.read_text(encoding="utf-8")
+        steps = json.loads(stored) if path.name == "tokenizer.json" else {}
+    check_steps(path, steps)
+    with _reading(path, "a tokenizer"):
+        if path.name == "tokenizer.json":
+            made = backends.from_json(stored, settings)
+        elif path.name == "vocab.json":
+            made = backends.from_bpe(path.parent, settings)
+        else:
+            made = backends.from_wordpiece(path.parent, settings)
+        made.backend.encode("e\u0301 \ufb01\u2460")  # a damaged normalizer fails here
+    return made
 
 
-class SentencePieceTokenizer:
-    """A folder's spiece.model and the tokens added to it, such as T5's <extra_id_0>, ...
-
-    It normalizes as transformers does, in another way than sentencepiece (combining marks, U+0085),
-    unless there are pieces of bytes, which transformers does not know.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        import sentencepiece
-
-        path, settings = folder / "spiece.model", _read_settings(folder)
-        self._normalizer: Any = None
-        with _reading(path, "a SentencePiece model"):
-            stored = path.read_bytes()
-            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=stored)
-            self._names = [self._pieces.id_to_piece(i) for i in range(len(self._pieces))]
-            charsmap = _field(_field(stored, 3), 2)  # of normalizer_spec
-            if charsmap and self._pieces.piece_to_id("<0x00>") == self._pieces.unk_id():
-                from tokenizers import normalizers
-
-                # A sequence can be pickled; what is in it cannot.
-                self._normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap)])
-                # The last of two such fields counts: an empty one.
-                self._pieces.load_from_serialized_proto(stored + b"\x1a\x02\x12\x00")
-        self.eos_token_id = int(self._pieces.eos_id())
-        self.unknown_id = int(self._pieces.unk_id())
-        added, special = self._find_added(folder, settings)
-        control = {
-            name: i
-            for i, name in enumerate(self._names)
-            if self._pieces.is_control(i) or self._pieces.is_unknown(i)
-        }
-        self._special = {*control.values(), *(added[text] for text in special)}
-        self._read = control | added  # the tokens that a text may spell
-        if settings.get("split_special_tokens"):
-            self._read = {t: i for t, i in added.items() if i not in self._special}
-        self._pattern = _any_of(self._read)
-        self._texts = {
-            i: text
-            for text, i in added.items()
-            if i not in self._special or SENTINEL.fullmatch(text)
-        }
-        names = {name: i for i, name in enumerate(self._names)}
-        self.vocabulary: Vocabulary = as_vocabulary(names | added, self._special)
-
-    def _find_added(
-        self, folder: Path, settings: Mapping[str, Any]
-    ) -> tuple[dict[str, int], set[str]]:
-        """Find the tokens beside the pieces, and which are special: sentinels go backwards."""
-        listed, special = _read_added_tokens(folder, settings)
-        added = {
-            text: token
-            for text, token in listed.items()
-            if token >= len(self._names) or SENTINEL.fullmatch(text)
-        }
-        default = 0 if any(map(SENTINEL.fullmatch, listed)) else 100
-        count = _num_sentinels(folder, settings, default)
-        for i in range(count):
-            added.setdefault(f"<extra_id_{i}>", len(self._names) + count - 1 - i)
-        return added, {text for text in added if text in special or SENTINEL.fullmatch(text)}
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for i, part in enumerate(self._pattern.split(text)):
-            if i % 2:  # a token between two stretches of text, which loses the spaces beside it
-                ids.append(self._read[part])
-            else:
-                if self._normalizer is not None:
-                    part = " ".join(self._normalizer.normalize_str(part).split())
-                ids += self._pieces.encode(part)
-        return [*ids, self.eos_token_id]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        shown = ["x"]  # sentencepiece would strip all spaces from the beginning, and not one
-        for token in ids:
-            if token in self._texts:
-                shown.append(f" {self._texts[token]}")
-            elif token < len(self._names) and token not in self._special:
-                shown.append(self._names[token])
-        return str(self._pieces.decode(shown))[1:].removeprefix(" ")
+def _from_sentencepiece(path: Path, settings: TokenizerSettings) -> T5Tokenizer:
+    with _reading(path, "a SentencePiece model"):
+        file = read_sentencepiece(path.read_bytes())
+        # To the library any piece can be spelled, control tokens and sentinels among them.
+        if file.has_bytes or not file.is_unigram or settings.splits_special_tokens:
+            return SentencePieceTokenizer(file, settings)
+        made = backends.from_sentencepiece(file, settings)
+    return BackendTokenizer(made, settings, path)
 
 
-def _field(message: bytes, number: int) -> bytes:
-    """Return a field of a message in protobuf's encoding; b"" if there is none."""
-    at = 0
-    while at < len(message):
-        if message[at] == 10 and message[at + 1] < 128:  # a piece: they are many, and short
-            at += 2 + message[at + 1]
-            continue
-        key, at = _varint(message, at)
-        if key & 7 == 0:
-            _, at = _varint(message, at)
-            continue
-        size, at = {1: (8, at), 5: (4, at)}.get(key & 7) or _varint(message, at)
-        if key >> 3 == number:
-            return message[at : at + size]
-        at += size
-    return b""
+class BackendTokenizer:
+    """A tokenizer of the library `tokenizers`, made of a folder's files."""
 
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at a place, and where it ends."""
-    value = shift = 0
-    while message[at] >= 128:
-        value |= (message[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-    return value | message[at] << shift, at + 1
-
-
-class JSONTokenizer:
-    """A folder's tokenizer.json, or the byte-level BPE in its vocab.json and merges.txt."""
-
-    def __init__(self, folder: Path) -> None:
-        settings = _read_settings(folder)
-        defaults = {"pad": "<pad>", "eos": "</s>", "bos": "<s>", "unk": "<unk>"}
-        names = {
-            role: _token_text(settings.get(f"{role}_token")) or default
-            for role, default in defaults.items()
-        }
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            path = folder / "vocab.json"
-        with _reading(path, "a tokenizer"):
-            import tokenizers
-
-            self._backend: Any = (
-                _read_bpe(folder, settings)
-                if path.name == "vocab.json"
-                else tokenizers.Tokenizer.from_file(str(path))
+    def __init__(self, made: Made, settings: TokenizerSettings, path: Path) -> None:
+        if made.missing:
+            role = made.missing[0]
+            raise ValueError(
+                f"{path} has no piece {made.named[role].text}, which {settings.kind} needs: "
+                f"name the one it has as {role} in tokenizer_config.json"
             )
+        self._backend, self._path = made.backend, path
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
-        found = {role: self._backend.token_to_id(name) for role, name in names.items()}
-        if found["eos"] is None:
-            raise ValueError(
-                f"{path} has no piece {names['eos']} for the end of a text: "
-                "name the one it has as eos_token in tokenizer_config.json"
-            )
-        self.eos_token_id: int = found["eos"]
-        self.unknown_id: int | None = found.pop("unk")
+        self._splits = settings.splits_special_tokens
+        self._backend.encode_special_tokens = self._splits
+        self.cleans_up = _cleans_up(made, settings)
+        self.eos_token_id = made.id_of("eos_token")
+        unknown = made.id_of("unk_token")
+        # GPT-2's stands for the end of a text, too, and its bytes lack nothing.
+        self.unknown_id = None if unknown == self.eos_token_id else unknown
         added = self._backend.get_added_tokens_decoder()
-        special = {i for i, token in added.items() if token.special}
-        special |= {token for token in found.values() if token is not None}
-        self._shown = {  # of the added tokens
-            i for i, token in added.items() if i not in special or SENTINEL.fullmatch(token.content)
-        }
-        self._hidden = (special | {self.unknown_id}) - self._shown
+        # The library leaves out a token that has been special once, whatever was said of it later.
+        special = {i for i in added if not self._backend.decode([i], skip_special_tokens=True)}
+        special |= {i for role in made.named if (i := made.id_of(role)) is not None}
+        self._sentinels = {i for i in special & added.keys() if _is_sentinel(added[i].content)}
+        self._hidden = special - self._sentinels
         self._space: int | None = self._backend.token_to_id("\u2581")
         self.vocabulary: Vocabulary = as_vocabulary(self._backend.get_vocab(), special)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._backend.encode_special_tokens = self._splits  # it is not pickled
+
     def encode(self, text: str) -> list[int]:
-        ids = list(self._backend.encode(text).ids)
-        return ids if ids[-1:] == [self.eos_token_id] else [*ids, self.eos_token_id]
+        with self._using():
+            return list(self._backend.encode(text).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
+        text = self.decode_as_it_is(ids)
+        return clean_up(text) if self.cleans_up else text
+
+    def decode_as_it_is(self, ids: Sequence[int]) -> str:
+        """Return the text of the ids with the spaces that are cleaned up."""
         shown: list[int] = []
         for token in ids:
-            if token in self._shown and shown and self._space is not None:
-                shown.append(self._space)  # an added token swallows the spaces before it
+            if token in self._sentinels and shown and self._space is not None:
+                shown.append(self._space)  # a sentinel swallows the spaces before it
             if token not in self._hidden:
                 shown.append(token)
-        return str(self._backend.decode(shown, skip_special_tokens=False))
+        with self._using():
+            return str(self._backend.decode(shown, skip_special_tokens=False))
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        """Say in one line that a file is damaged where a text brings that to light."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
+            raise ValueError(
+                f"{self._path} fails on this text: {first_line(error)}; give another one, "
+                "or download or copy the file again"
+            ) from error
 
 
-T5Tokenizer = ByteTokenizer | SentencePieceTokenizer | JSONTokenizer
+T5Tokenizer = ByteTokenizer | SentencePieceTokenizer | BackendTokenizer
 
 
-def _read_bpe(folder: Path, settings: Mapping[str, Any]) -> Any:
-    """Build RoBERTa's byte-level BPE, which puts <s> before a text and </s> after it."""
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
-    from tokenizers import Tokenizer as Backend
-
-    model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    backend = Backend(model)
-    prefix = bool(settings.get("add_prefix_space"))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-    backend.decoder = decoders.ByteLevel()
-    control = ("<s>", "</s>", "<pad>", "<unk>", "<mask>")
-    backend.add_special_tokens([name for name in control if backend.token_to_id(name) is not None])
-    # Each gets the next free id, so they are added in the order of their ids.
-    added = sorted(_read_added_tokens(folder, settings)[0].items(), key=lambda item: item[1])
-    for name, token in added:
-        backend.add_tokens([AddedToken(name, normalized=True)])
-        if backend.token_to_id(name) != token:
-            raise ValueError(f"{name} is to be {token}, which is not the next free id")
-    start, end = backend.token_to_id("<s>"), backend.token_to_id("</s>")
-    if start is None or end is None:
-        raise ValueError("it has no <s> and </s>")
-    backend.post_processor = processors.RobertaProcessing(
-        ("</s>", end), ("<s>", start), add_prefix_space=prefix
-    )
-    return backend
+def _is_sentinel(text: str) -> bool:
+    return SENTINEL.fullmatch(text) is not None
 
 
-def _read_settings(folder: Path) -> dict[str, Any]:
-    """Read tokenizer_config.json; what is not in it may be in config.json, such as the class."""
-    return _read_object(folder / "config.json") | _read_object(folder / "tokenizer_config.json")
+def _cleans_up(made: Made, settings: TokenizerSettings) -> bool:
+    """Whether spaces are left out as `clean_up` does: from BPE's texts only if forced."""
+    from tokenizers import models
 
-
-def _read_object(path: Path) -> dict[str, Any]:
-    return read_json(path, AGAIN) if path.is_file() else {}
-
-
-def _read_added_tokens(
-    folder: Path, settings: Mapping[str, Any]
-) -> tuple[dict[str, int], set[str]]:
-    """Read the ids of tokens added to a tokenizer by text, and which texts decoding leaves out."""
-    listed = _read_object(folder / "added_tokens.json")
-    decoder = settings.get("added_tokens_decoder")
-    special = set()
-    for token, entry in (decoder if isinstance(decoder, dict) else {}).items():
-        if (text := _token_text(entry)) and re.fullmatch(r"[0-9]{1,9}", token):
-            listed[text] = int(token)
-            if isinstance(entry, dict) and entry.get("special"):
-                special.add(text)
-    added = {t: token for t, token in listed.items() if t and type(token) is int and token >= 0}
-    return added, special
-
-
-def _token_text(token: Any) -> str | None:
-    """Return the text of an entry of tokenizer_config.json: a string, or an object with one."""
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
-
-
-def _num_sentinels(folder: Path, settings: Mapping[str, Any], default: int) -> int:
-    """Return how many sentinels (<extra_id_0>, ...) there are: `extra_ids` in the settings."""
-    count = settings.get("extra_ids")
-    if count is None:
-        return default
-    if type(count) is not int or not 0 <= count <= MAX_SENTINELS:
-        raise ValueError(
-            f"extra_ids in {folder / 'tokenizer_config.json'} is {count!r}, "
-            f"expected an integer from 0 to {MAX_SENTINELS}"
-        )
-    return count
-
-
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that splits a text at these texts, and keeps them; the longest first."""
-    names = sorted(map(re.escape, texts), key=len, reverse=True)
-    return re.compile(f"({'|'.join(names)})" if names else r"(?!)()")
+    name = "clean_up_tokenization_spaces"
+    forced = f"{name}_for_bpe_even_though_it_will_corrupt_output"
+    is_bpe = isinstance(made.backend.model, models.BPE)
+    return bool(settings.config.get(name) and (not is_bpe or settings.config.get(forced)))

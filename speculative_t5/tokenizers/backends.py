@@ -1,0 +1,257 @@
+"""Makes tokenizers of the library `tokenizers` from a folder's files, as transformers 5 does.
+
+Each function returns a `tokenizers.Tokenizer`, whose own code then reads and writes texts. A
+tokenizer.json is taken as it was saved. transformers puts T5's own steps in place of those that
+such a file has, where its class is T5Tokenizer; but the model was trained with the file's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .sentencepiece_files import SentencePieceFile
+from .settings import AddedToken, TokenizerSettings
+
+T5, ROBERTA, GPT2, BERT = "T5Tokenizer", "RobertaTokenizer", "GPT2Tokenizer", "BertTokenizer"
+_SAME = {"BartTokenizer": ROBERTA, "CodeGenTokenizer": GPT2}
+_T5_NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_END = "<|endoftext|>"
+# The tokens that a class has where the files name none.
+_NAMES: dict[str, Mapping[str, str]] = {
+    T5: _T5_NAMES,
+    ROBERTA: _T5_NAMES
+    | {"bos_token": "<s>", "sep_token": "</s>", "cls_token": "<s>", "mask_token": "<mask>"},
+    GPT2: {"bos_token": _END, "eos_token": _END, "unk_token": _END},
+    BERT: {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")},
+}
+_NEEDED = {T5: ("eos_token",), ROBERTA: ("cls_token", "sep_token")}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tokenizer of the library, and the tokens that have a role for it."""
+
+    backend: Any  # tokenizers.Tokenizer
+    named: Mapping[str, AddedToken]  # by role, such as eos_token
+    missing: tuple[str, ...] = ()  # roles that the class needs and no file has a token for
+
+    def id_of(self, role: str) -> int | None:
+        """Return the id of the token with a role; None if there is none."""
+        token = self.named.get(role)
+        return None if token is None else self.backend.token_to_id(token.text)
+
+    def pair(self, role: str) -> tuple[str, int]:
+        """Return the text and the id of a token with a role, which has to be there."""
+        token = self.id_of(role)
+        assert token is not None
+        return self.named[role].text, token
+
+
+def class_of(settings: TokenizerSettings, default: str = T5) -> str:
+    """Return the class of a folder's tokenizer, one name for those that are alike.
+
+    Args:
+        settings: Of the folder.
+        default: The class of a folder whose files say T5Tokenizer, or nothing.
+    """
+    kind = _SAME.get(settings.kind, settings.kind)
+    return default if kind == T5 else kind
+
+
+def from_json(stored: str, settings: TokenizerSettings) -> Made:
+    """Read the text of a tokenizer.json, and add what other files list and it lacks."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    backend, kind = Tokenizer.from_str(stored), class_of(settings)
+    made = _made(backend, settings, kind)
+    if kind == T5:
+        _add_tokens(made, settings, _t5_extras(settings))
+        ids = backend.encode("").ids
+        if not ids or ids[-1] != made.id_of("eos_token"):
+            _end_with_eos(made)
+        return made
+    _add_tokens(made, settings, _extras(settings))
+    if kind in (GPT2, ROBERTA) and isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
+        backend.pre_tokenizer.add_prefix_space = _adds_prefix_space(settings)
+        if kind == ROBERTA:
+            _put_between_ends(made, settings)
+    elif kind == BERT and isinstance(backend.model, models.WordPiece):
+        if isinstance(backend.normalizer, normalizers.BertNormalizer | None):
+            backend.normalizer = _bert_normalizer(settings)
+        _put_between_classes(made)
+    return made
+
+
+def from_sentencepiece(file: SentencePieceFile, settings: TokenizerSettings) -> Made:
+    """Make T5's tokenizer of a spiece.model; sentinels follow the pieces, the last one first."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    count = settings.num_sentinels(100)
+    pieces = file.scored + [(f"<extra_id_{i}>", 0.0) for i in reversed(range(count))]
+    backend = Tokenizer(models.Unigram(pieces, int(file.processor.unk_id()), False))
+    if file.charsmap:
+        backend.normalizer = normalizers.Precompiled(file.charsmap)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace("\u2581", "always", True)]
+    )
+    backend.decoder = decoders.Metaspace("\u2581", "always", True)
+    made = _made(backend, settings, T5)
+    own = {name: AddedToken(name, special=True) for name in file.control}
+    own |= {name: AddedToken(name) for name in file.user_defined}
+    _add_tokens(made, settings, _t5_extras(settings, tuple(own.values())))
+    _end_with_eos(made)
+    return made
+
+
+def from_bpe(folder: Path, settings: TokenizerSettings) -> Made:
+    """Make the byte-level BPE of a vocab.json and a merges.txt.
+
+    RoBERTa's, as codet5 has it, puts <s> before a text and </s> after it; GPT-2's, as FRED-T5 has
+    it, puts nothing unless the settings ask for it.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    kind = class_of(settings, ROBERTA)
+    files = str(folder / "vocab.json"), str(folder / "merges.txt")
+    backend = Tokenizer(models.BPE.from_file(*files))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=_adds_prefix_space(settings))
+    backend.decoder = decoders.ByteLevel()
+    made = _made(backend, settings, kind)
+    _add_tokens(made, settings, _extras(settings))
+    if kind == ROBERTA:
+        _put_between_ends(made, settings)
+    else:
+        _put_asked_ends(made, settings)
+    return made
+
+
+def from_wordpiece(folder: Path, settings: TokenizerSettings) -> Made:
+    """Make BERT's tokenizer of a vocab.txt, as T5s for Chinese have it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    path, unknown = str(folder / "vocab.txt"), settings.named(_NAMES[BERT])["unk_token"].text
+    backend = Tokenizer(models.WordPiece.from_file(path, unk_token=unknown))
+    backend.normalizer = _bert_normalizer(settings)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    made = _made(backend, settings, BERT)
+    _add_tokens(made, settings, _extras(settings))
+    _put_between_classes(made)
+    return made
+
+
+def _made(backend: Any, settings: TokenizerSettings, kind: str) -> Made:
+    """Return a tokenizer to which nothing has been added yet."""
+    listed = {token.text for token in settings.listed.values()}
+    named, given = settings.named(_NAMES.get(kind, {})), settings.named({})
+    missing = tuple(
+        role
+        for role in _NEEDED.get(kind, ())
+        if backend.token_to_id(named[role].text) is None
+        and named[role].text not in listed
+        and (role == "eos_token" or role not in given)
+    )
+    return Made(backend, named, missing)
+
+
+def _add_tokens(made: Made, settings: TokenizerSettings, extras: Iterable[AddedToken]) -> None:
+    """Add the tokens that the files list; each that has no id gets the next free one."""
+    import tokenizers
+
+    tokens = [settings.listed[token] for token in sorted(settings.listed)]
+    known = {token.content for token in made.backend.get_added_tokens_decoder().values()}
+    known |= {token.text for token in tokens}
+    for token in (*made.named.values(), *extras):
+        # Of two with other flags, the later counts.
+        if token.text not in known and token not in tokens:
+            tokens.append(token)
+    special = {token.text for token in made.named.values()}
+    made.backend.add_tokens(
+        [
+            tokenizers.AddedToken(
+                token.text,
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized,
+                special=token.special or token.text in special,
+            )
+            for token in tokens
+        ]
+    )
+
+
+def _extras(settings: TokenizerSettings) -> tuple[AddedToken, ...]:
+    return (settings.old_extras or ()) if settings.extras is None else settings.extras
+
+
+def _t5_extras(
+    settings: TokenizerSettings, own: tuple[AddedToken, ...] | None = None
+) -> tuple[AddedToken, ...]:
+    """Return the special tokens of a T5: sentinels, unless the files list others.
+
+    Args:
+        settings: Of the folder.
+        own: Control and user-defined pieces of a spiece.model, in place of what an old file lists.
+    """
+    if settings.extras is not None:
+        return settings.extras
+    listed = (settings.old_extras or ()) if own is None else own
+    if any("<extra_id_" in token.text for token in listed):
+        return listed
+    count = settings.num_sentinels(100)
+    return (*listed, *(AddedToken(f"<extra_id_{i}>", special=True) for i in range(count)))
+
+
+def _adds_prefix_space(settings: TokenizerSettings) -> bool:
+    return bool(settings.config.get("add_prefix_space"))
+
+
+def _bert_normalizer(settings: TokenizerSettings) -> Any:
+    from tokenizers import normalizers
+
+    config = settings.config
+    return normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+        strip_accents=config.get("strip_accents"),
+        lowercase=bool(config.get("do_lower_case", True)),
+    )
+
+
+def _end_with_eos(made: Made) -> None:
+    _, end = made.pair("eos_token")
+    _put_around(made, [], [("</s>", end)])
+
+
+def _put_between_classes(made: Made) -> None:
+    _put_around(made, [made.pair("cls_token")], [made.pair("sep_token")])
+
+
+def _put_asked_ends(made: Made, settings: TokenizerSettings) -> None:
+    asked = {role: bool(settings.config.get(f"add_{role}_token")) for role in ("bos", "eos")}
+    before, after = ([made.pair(f"{role}_token")] if asked[role] else [] for role in asked)
+    _put_around(made, before, after)
+
+
+def _put_around(made: Made, before: list[tuple[str, int]], after: list[tuple[str, int]]) -> None:
+    """Put control tokens, texts with their ids, before and after each text."""
+    from tokenizers import processors
+
+    single = [*(text for text, _ in before), "$A", *(text for text, _ in after)]
+    made.backend.post_processor = processors.TemplateProcessing(
+        single=single, special_tokens=[*before, *after]
+    )
+
+
+def _put_between_ends(made: Made, settings: TokenizerSettings) -> None:
+    from tokenizers import processors
+
+    made.backend.post_processor = processors.RobertaProcessing(
+        made.pair("sep_token"),
+        made.pair("cls_token"),
+        add_prefix_space=_adds_prefix_space(settings),
+    )
