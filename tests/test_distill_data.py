@@ -11,11 +11,11 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.distill import Data, Example, Label, label, read_data
 from speculative_t5.distill.labels import _whole_chunks
 from speculative_t5.files import LineFile
-from speculative_t5.tokenizers import ByteTokenizer, PromptEncoder, T5GemmaTokenizer
+from speculative_t5.tokenizers import ByteTokenizer, PromptEncoder, T5GemmaTokenizer, load_tokenizer
 
 import pytest
 from checkpoints import refused
-from conftest import EOS, tiny_gemma, tiny_model
+from conftest import EOS, edit_json, tiny_gemma, tiny_model
 from families import write_tokenizer
 
 MODEL = tiny_model(vocab_size=384)
@@ -90,6 +90,16 @@ def test_a_completion_ends_at_its_first_eos(tmp_path: Path) -> None:
     data = read_data(file, PromptEncoder(MODEL, tokenizer), tokenizer)
     (given,) = [example for example in data.train + data.valid if example.completion]
     assert given.completion == ids("x")
+
+
+def test_a_completion_ends_where_the_tokenizer_ends_no_text(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "bpe")
+    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+    tokenizer, file = load_tokenizer(tmp_path), tmp_path / "a.jsonl"
+    file.write_text(as_json({"prompt": "a", "completion": "He goes."}, {"prompt": "b"}))
+    data = read_data(file, PromptEncoder(MODEL, tokenizer), tokenizer)
+    (given,) = [example for example in data.train + data.valid if example.completion]
+    assert given.completion == [*tokenizer.encode("He goes."), EOS]
 
 
 def test_a_completion_for_t5gemma_is_what_it_would_write(tmp_path: Path) -> None:

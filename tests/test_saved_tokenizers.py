@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.decoding import ModelInfo
+from speculative_t5.generation.drafting import spelled
 from speculative_t5.models import T5Config
 from speculative_t5.tokenizers import Detokenizer, load_tokenizer, pieces
 from speculative_t5.tokenizers.cleaning import CleanUp, clean_up
@@ -319,6 +321,20 @@ def test_tokenizers_without_an_end_fit_models_with_one(tmp_path: Path) -> None:
         load_tokenizer(gpt2, replace(config, vocab_size=300))
     ids = load_tokenizer(gpt2, replace(config, vocab_size=300, eos_token_id=2)).encode("a dog")
     assert not {1, 2} & {*ids}
+
+
+@pytest.mark.parametrize("make", [t5, byt5, bert, bpe])
+@pytest.mark.parametrize("named", ["RobertaTokenizer", "GPT2Tokenizer"])
+def test_texts_of_options_have_no_control_tokens_around_them(
+    tmp_path: Path, make: Any, named: str
+) -> None:
+    settings = {"tokenizer_class": named} if make is bpe else {}
+    tokenizer = load_tokenizer(make(tmp_path / "folder", **settings))
+    end, special = 2 if make is bpe else 1, tokenizer.vocabulary.special
+    info = ModelInfo(400, end, frozenset({end}), special, False, 512)
+    for ids in spelled(info, tokenizer, "bad_words", "the dog"):
+        assert not special & {*ids}
+        assert tokenizer.decode(ids).strip() == "the dog"
 
 
 @pytest.mark.parametrize("make", [t5, byt5, bert, bpe, lambda path: saved(t5(path), *NEW)])

@@ -190,7 +190,8 @@ class _Reader:
         """Return the ids that an output has: up to EOS, which a completion may name itself."""
         info, ids = self.encoder.model.info, self.tokenizer.encode(completion)
         if isinstance(self.tokenizer, T5GemmaTokenizer):  # it begins texts, and ends none
-            ids = [*ids[len(self.tokenizer.encode("")) :], info.eos_token_id]
+            ids = ids[len(self.tokenizer.encode("")) :]
+        ids = [*ids, info.eos_token_id]  # GPT-2's and BERT's tokenizers, too, add none
         return ids[: next(i for i, token in enumerate(ids, 1) if token in info.eos_token_ids)]
 
 

@@ -16,12 +16,12 @@ def spelled(
 ) -> list[tuple[int, ...]]:
     """Return the ids of a text where an output begins, and those after a space.
 
-    They are without EOS and a BOS before them. `name` is that of the option, for messages.
+    They are without the control tokens around a text. `name` is that of the option, for messages.
     """
     check_utf8(name, text)
     if tokenizer is None:
         raise OptionError(f"{{{name}}} has the text {{!r}}: give ids, or a tokenizer", text)
-    ways = []
+    ways, around = [], tokenizer.encode("")
     for way in (text, f" {text}"):
         ids = tokenizer.encode(way)
         if lacking := unknown_characters(tokenizer, way, ids):
@@ -31,7 +31,9 @@ def spelled(
                 way,
                 lacking[0],
             )
-        if not info.is_decoder_only and ids[-1:] == [info.eos_token_id]:
+        if len(around) == 2 and [*ids[:1], *ids[-1:]] == around:  # BERT's and RoBERTa's
+            ids = ids[1:-1]
+        elif not info.is_decoder_only and ids[-1:] == [info.eos_token_id]:
             ids = ids[:-1]
         elif ids and ids[0] in info.special_tokens and not tokenizer.decode(ids[:1]):
             ids = ids[1:]

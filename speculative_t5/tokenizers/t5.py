@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..decoding import Vocabulary
 from ..errors import first_line
