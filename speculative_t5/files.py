@@ -8,6 +8,7 @@ import errno
 import fcntl
 import glob
 import json
+import math
 import os
 import shutil
 import stat
@@ -181,14 +182,45 @@ def is_special(name: str) -> bool:
 
 
 def json_line(record: Mapping[str, Any]) -> bytes:
-    """Return a record as one line of JSON; half a surrogate pair is escaped, as it came."""
-    return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    """Return a record as one line of JSON.
+
+    Half a surrogate pair is escaped, as it came. JSON has no numbers that are infinite or not a
+    number (NaN): they are null.
+    """
+    try:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_without_nan(record), ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="backslashreplace") + b"\n"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nan(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of JSON; what is no number there (NaN), or beyond a float, is None.
+
+    Raises:
+        ValueError: If it is not JSON.
+        RecursionError: If it is nested too deep.
+    """
+    return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
     """Return the record of a whole line; an empty one if there is none in it."""
     try:
-        found = json.loads(raw) if raw.endswith(b"\n") else None
+        found = parse_json(raw) if raw.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

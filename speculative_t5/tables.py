@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 from .errors import first_line, not_utf8
 
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": ""}  # what is between cells, by suffix
+DELIMITERS = (",", ";", "\t", "|")  # that a .csv may have, the likeliest first
+LOOKED_AT = 1000  # lines in which two rows have to end, to see which it has
 MAX_CELL = 2**24  # characters; behind a quote that nothing closes, all is one cell
 READ_AT_ONCE, WRITTEN_AT_ONCE = 1000, 2**24  # rows of Parquet, and bytes of JSON Lines
 # The type in Parquet of a column whose values are of these types; any other column is text.
@@ -32,13 +34,17 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-def read_rows(stream: BinaryIO, suffix: str) -> Iterator[bytes]:
+def read_rows(stream: BinaryIO, suffix: str, delimiter: str | None = None) -> Iterator[bytes]:
     """Yield the rows of an open file as JSON Lines; what is no table is a ValueError.
 
     Cells of CSV are text, as they stand there, and so is what JSON lacks in Parquet, such as dates.
+    The `delimiter` is what stands between cells: by default a tab in .tsv, and in .csv that of
+    `DELIMITERS` by which the first two rows have the same number of cells, and more than one.
     """
-    delimiter = TABLES[suffix]
-    rows = _read_csv(stream, delimiter) if delimiter else _read_parquet(stream)
+    if suffix == ".parquet":
+        rows = _read_parquet(stream)
+    else:
+        rows = _read_csv(stream, delimiter or (TABLES[suffix] if suffix != ".csv" else None))
     try:
         names = next(rows)
         if len(set(names)) < len(names):
@@ -55,10 +61,11 @@ def _as_text(value: Any) -> str:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def _read_csv(stream: BinaryIO, delimiter: str) -> Iterator[list[str]]:
+def _read_csv(stream: BinaryIO, delimiter: str | None) -> Iterator[list[str]]:
     """Yield the header, and then the rows; empty lines are none."""
     csv.field_size_limit(MAX_CELL)
-    text, width = codecs.iterdecode(stream, "utf-8-sig"), 0  # line by line
+    text, width = Lines(codecs.iterdecode(stream, "utf-8-sig")), 0  # line by line
+    delimiter = delimiter or text.delimiter()
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     try:
         for row in filter(None, reader):
@@ -75,6 +82,52 @@ def _read_csv(stream: BinaryIO, delimiter: str) -> Iterator[list[str]]:
         ) from error
     if not width:
         raise ValueError("it is empty, expected a line with the names of the columns")
+
+
+class Lines:
+    """The lines of a text, of which the first may be looked at before they are read."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines, self._seen = lines, list[str]()
+        self._fault: UnicodeDecodeError | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._seen
+        if self._fault:  # a generator that has failed would only end
+            raise self._fault
+        self._seen.clear()
+        yield from self._lines
+
+    def _first(self) -> Iterator[str]:
+        """Yield the first lines, and keep them."""
+        for i in range(LOOKED_AT):
+            if i == len(self._seen):
+                try:
+                    line = next(self._lines, None)
+                except UnicodeDecodeError as error:
+                    self._fault = error
+                if self._fault or line is None:
+                    return
+                self._seen.append(line)
+            yield self._seen[i]
+
+    def delimiter(self) -> str:
+        """Return what stands between cells.
+
+        That is the first delimiter by which two rows have several cells, and as many; else one
+        that parts the header, before a row whose quotes do not close; else a comma.
+        """
+        unclosed = []
+        for delimiter in DELIMITERS:
+            reader = filter(None, csv.reader(self._first(), delimiter=delimiter, strict=True))
+            width = 0
+            try:
+                width = len(next(reader, []))
+                if width > 1 and len(next(reader, [""] * width)) == width:
+                    return delimiter
+            except csv.Error:
+                unclosed += [delimiter] * (width > 1)
+        return (*unclosed, ",")[0]
 
 
 def _read_parquet(stream: BinaryIO) -> Iterator[Any]:

@@ -111,7 +111,7 @@ def test_columns_of_the_input_stay(columns: Job) -> None:
     columns.run()
     rows = columns.target.read_bytes().splitlines()
     assert rows[0].startswith(
-        b'{"id": 1, "prompt": "a", "label": 3, "notes": {"of": ["x", null, NaN]}, "text": "A", "fin'
+        b'{"id": 1, "prompt": "a", "label": 3, "notes": {"of": ["x", null, null]}, "text": "A", "fi'
     )
     _, second, third, fourth, fifth = (json.loads(row) for row in rows)
     assert second["id"] == "x" and second["text"] == "B" and second["stats"]["tokens"] == 2

@@ -1,5 +1,7 @@
 """The command `batch`: files of prompts."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import resource
@@ -8,11 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, BinaryIO, NoReturn, cast, get_args
 
 import mlx.core as mx
 import typer
@@ -55,6 +57,11 @@ class FileOptions:
         None, "Field of each JSON object, or column, that holds the prompt.", shown=PROMPT_FIELD
     )
     id_field: str | None = option(None, "Field or column that holds a record's id.", shown="id")
+    delimiter: str | None = option(
+        None,
+        "What stands between the cells of CSV, such as ; or tab.",
+        shown="a comma, semicolon, tab or bar, as the first two rows have it",
+    )
     resume: bool = option(False, "Keep the records in OUTPUT and continue after them.")
     force: bool = option(False, "Replace the records in OUTPUT and its parts.")
     shard: str = option("1/1", "Use a part of INPUT: 2/8 is every eighth line, from the second on.")
@@ -81,6 +88,8 @@ class FileOptions:
                 f"the field {self.fields[0]!r} is given, and lines of text have none: leave out "
                 "--prompt-field and --id-field, or --format text"
             )
+        if self.delimiter is not None:
+            vars(self).update(delimiter=_delimiter(self.delimiter))
         if self.join and self.output == "-":
             raise ValueError("--join needs the --output whose parts it joins: give it")
         if self.join and self.resume:
@@ -89,6 +98,14 @@ class FileOptions:
     @property
     def fields(self) -> list[str]:
         return [name for name in (self.prompt_field, self.id_field) if name is not None]
+
+
+def _delimiter(text: str) -> str:
+    """Return the character that an option names; refuse what cannot stand between cells."""
+    found = {"tab": "\t", "\\t": "\t"}.get(text, text)
+    if len(found) != 1 or found in '"\r\n\0' or found.isalnum():
+        raise ValueError(f"--delimiter must be one character, such as ; or tab, got {text!r}")
+    return found
 
 
 @with_options
@@ -115,103 +132,173 @@ def batch(
     Each of several processes that mlx.launch has started writes a part, such as OUTPUT.2-of-3;
     --join makes OUTPUT of them. With --parallel tensor they share the model instead.
     """
-    target, force, suffix = files.output, files.force, Path(files.output).suffix.lower()
-    is_table = suffix in TABLES and not is_special(target)
-    if is_table:  # made of a file of records, when it is whole
-        files = replace(files, output=f"{target}.jsonl")
-    if suffix == ".parquet":
-        pyarrow()
-    output, usual = files.output, "jsonl" if files.fields else "text"
-    form = cast(Format, files.format or SUFFIXES.get(Path(source).suffix.lower(), usual))
+    job_files = JobFiles.of(source, files)
     with tokenizers.open_input(source) as stream:
-        at = stream.tell() if stream.seekable() else None
-
-        def read(part: Shard) -> Iterator[Line]:
-            if at is not None:
-                stream.seek(at)
-            field = files.prompt_field or PROMPT_FIELD
-            return tokenizers.read_lines(stream, form, field, part, id_field=files.id_field)
-
+        job_files.stream = stream
         processes = process_group()
-        if processes is None or processes.is_first:
-            # Refuses what cannot be written; what parts are joined to is only replaced.
-            joins = files.join or (processes is not None and files.parallel == "data")
-            begun = any(map(job.has_content, job.find_parts(output))) if joins else True
-            advice = REPLACE if joins else ADVICE
-            Output(output, stream, resume=files.resume and begun, force=force, advice=advice)
-            if is_table:
-                resume = files.resume and (begun if joins else job.has_content(output))
-                if files.resume and not resume and not processes and job.has_content(target):
-                    note(f"{target} is there, so nothing is left to do; --force starts over")
-                    return
-                Output(target, stream, resume=resume, force=force, advice=REPLACE)
+        if (processes is None or processes.is_first) and job_files.is_done(processes):
+            return
         if files.join:
-            if processes:
-                raise ValueError("--join is for one process: run it without a launcher")
-            joined = job.join_parts(output, read(Shard()), job.all_parts(output))
-            if is_table:
-                job.make_table(target, output)
-            note(f"[{count(joined.done, 'record')} in {target}, {joined.failed:,} with errors]")
-            raise typer.Exit(terminal.SOME_FAILED if joined.failed else 0)
-        total = tokenizers.count_lines(stream, form)
+            _join(job_files, processes)
+        total = tokenizers.count_lines(stream, job_files.form, delimiter=files.delimiter)
         if total is not None:
-            _check_prompts(source, read(Shard()))
+            _check_prompts(source, job_files.read(Shard()))
         options, keywords = choose(ctx, options, keywords)
-        facts = {}
-        if processes:
-            if at is None:
-                raise ValueError(
-                    "several processes cannot read one pipe: write the prompts to a file, and give "
-                    "that"
-                )
-            facts = process_facts(
-                options.model, options.draft, dtype=options.dtype, adapter=options.adapter
-            )
-            stream.seek(at)
-            digest = hashlib.file_digest(cast(BufferedReader, stream), "sha256").hexdigest()
-            facts |= {"the options": str(keywords), "the input": f"SHA-256 {digest[:16]}"}
-        work = Division(files, processes, facts)
-        writer = Output(work.output, stream, resume=work.resume, force=work.force)
-        lines, expected = read(work.shard), None if total is None else work.shard.size(total)
-        decoder = options.load(work.group)
-
-        def generate(requests: Requests) -> Iterator[tuple[int, Generation]]:
-            by_length = total is not None  # prompts from a pipe are decoded as they come
-            return decoder.iter_batch(
-                requests, batch_size=files.batch_size, by_length=by_length, **keywords
-            )
-
-        generate([])  # checks the options before anything is written
-        if total is None:  # of a pipe, the first object has to do
-            first = list(islice(lines, 1))
-            _check_prompts(source, [line for line in first if line.columns is not None])
-            lines = chain(first, lines)
-        with writer:
-            counts = Counts()
-            if work.resume:
-                lines, counts = writer.resume(lines, gaps=work.group is None)
-            skipped = work.start(counts.done)
-            if skipped:
-                lines, counts = islice(lines, skipped, None), Counts(skipped)
-            writer.begin()
-            with Progress(expected, counts, work, writer.is_file) as progress:
-
-                def emit(record: Record) -> None:
-                    writer.append_bytes(record.to_json())
-                    progress.written += record.error != UNDONE
-
-                process(lines, generate, decoder.fit, emit, watch=progress.count, kept=counts.kept)
-            if expected is not None and progress.written < expected:
-                raise terminal.Failure(
-                    f"{source} changed during the run: it had {expected} lines to do, then "
-                    f"{progress.written}; run this again once nothing changes it any more"
-                )
-            if is_table and writer.is_file and not work.has_part:
-                job.make_table(target, output)
-        failed = work.finish(counts.failed)
+        facts = _facts(job_files, options, keywords) if processes else {}
+        work = Division(job_files.files, processes, facts)
+        failed = _decode(job_files, work, total, options, keywords)
     terminal.give_tips()
     if failed:
         raise typer.Exit(terminal.SOME_FAILED)
+
+
+@dataclass
+class JobFiles:
+    """What a job reads and writes: lines of prompts, records, and perhaps a table made of them."""
+
+    source: str
+    files: FileOptions  # whose output is the file of records
+    target: str  # the output that the user named
+    is_table: bool  # whether that is made of the records when they are whole
+    form: Format
+    stream: BinaryIO = field(init=False)  # the open source
+    start: int | None = field(init=False, default=None)  # where it began; None if it is a pipe
+
+    @classmethod
+    def of(cls, source: str, files: FileOptions) -> JobFiles:
+        """Find out the formats, by the names of files where no option says them."""
+        target, suffix = files.output, Path(files.output).suffix.lower()
+        is_table = suffix in TABLES and not is_special(target)
+        if suffix == ".parquet":
+            pyarrow()
+        usual = "jsonl" if files.fields else "text"
+        form = cast(Format, files.format or SUFFIXES.get(Path(source).suffix.lower(), usual))
+        if files.delimiter is not None and form not in ("csv", "tsv"):
+            raise ValueError(
+                f"--delimiter is for CSV, and {shown_input(source)} is read as {form}: leave it "
+                "out, or give --format csv"
+            )
+        if is_table:
+            files = replace(files, output=f"{target}.jsonl")
+        return cls(source, files, target, is_table, form)
+
+    def read(self, part: Shard) -> Iterator[Line]:
+        """Yield the lines of a part of the input, from its beginning."""
+        if self.start is None and self.stream.seekable():
+            self.start = self.stream.tell()
+        if self.start is not None:
+            self.stream.seek(self.start)
+        return tokenizers.read_lines(
+            self.stream,
+            self.form,
+            self.files.prompt_field or PROMPT_FIELD,
+            part,
+            id_field=self.files.id_field,
+            delimiter=self.files.delimiter,
+        )
+
+    def is_done(self, processes: ProcessGroup | None) -> bool:
+        """Refuse what cannot be written; return whether an earlier run has made the table.
+
+        What parts are joined to is only replaced.
+        """
+        files, output, force = self.files, self.files.output, self.files.force
+        joins = files.join or (processes is not None and files.parallel == "data")
+        begun = any(map(job.has_content, job.find_parts(output))) if joins else True
+        advice = REPLACE if joins else ADVICE
+        Output(output, self.stream, resume=files.resume and begun, force=force, advice=advice)
+        if not self.is_table:
+            return False
+        resume = files.resume and (begun if joins else job.has_content(output))
+        if files.resume and not resume and not processes and job.has_content(self.target):
+            note(f"{self.target} is there, so nothing is left to do; --force starts over")
+            return True
+        Output(self.target, self.stream, resume=resume, force=force, advice=REPLACE)
+        return False
+
+
+def _join(job_files: JobFiles, processes: ProcessGroup | None) -> NoReturn:
+    """Make the output of the parts that several processes have written."""
+    if processes:
+        raise ValueError("--join is for one process: run it without a launcher")
+    output, target = job_files.files.output, job_files.target
+    joined = job.join_parts(output, job_files.read(Shard()), job.all_parts(output))
+    if job_files.is_table:
+        job.make_table(target, output)
+    note(f"[{count(joined.done, 'record')} in {target}, {joined.failed:,} with errors]")
+    raise typer.Exit(terminal.SOME_FAILED if joined.failed else 0)
+
+
+def _facts(job_files: JobFiles, options: DecoderOptions, keywords: Keywords) -> dict[str, str]:
+    """Return what has to be the same in all processes of a job."""
+    if not job_files.stream.seekable():
+        raise ValueError(
+            "several processes cannot read one pipe: write the prompts to a file, and give that"
+        )
+    facts = process_facts(
+        options.model, options.draft, dtype=options.dtype, adapter=options.adapter
+    )
+    job_files.read(Shard())  # goes to the beginning
+    digest = hashlib.file_digest(cast(BufferedReader, job_files.stream), "sha256").hexdigest()
+    return facts | {"the options": str(keywords), "the input": f"SHA-256 {digest[:16]}"}
+
+
+def _decode(
+    job_files: JobFiles,
+    work: Division,
+    total: int | None,
+    options: DecoderOptions,
+    keywords: Keywords,
+) -> int:
+    """Decode the lines of this process; return how many records with errors decide how it ends."""
+    outcome = job.outcome_of(keywords, truncate=options.truncate)
+    writer = Output(
+        work.output, job_files.stream, resume=work.resume, force=work.force, outcome=outcome
+    )
+    lines, expected = job_files.read(work.shard), None if total is None else work.shard.size(total)
+    decoder = options.load(work.group)
+
+    def generate(requests: Requests) -> Iterator[tuple[int, Generation]]:
+        by_length = total is not None  # prompts from a pipe are decoded as they come
+        batch_size = job_files.files.batch_size
+        return decoder.iter_batch(requests, batch_size=batch_size, by_length=by_length, **keywords)
+
+    generate([])  # checks the options before anything is written
+    if total is None:  # of a pipe, the first object has to do
+        first = list(islice(lines, 1))
+        _check_prompts(job_files.source, [line for line in first if line.columns is not None])
+        lines = chain(first, lines)
+    with writer:
+        counts = Counts()
+        if work.resume:
+            lines, counts = writer.resume(lines, gaps=work.group is None)
+        skipped = work.start(counts.done)
+        if skipped:
+            lines, counts = islice(lines, skipped, None), Counts(skipped)
+        writer.begin()
+        with Progress(expected, counts, work, writer.is_file) as progress:
+
+            def emit(record: Record) -> None:
+                writer.append_bytes(record.to_json())
+                progress.written += record.error != UNDONE
+
+            process(
+                lines,
+                generate,
+                decoder.fit,
+                emit,
+                watch=progress.count,
+                kept=counts.kept,
+                outcome=outcome,
+            )
+        if expected is not None and progress.written < expected:
+            raise terminal.Failure(
+                f"{job_files.source} changed during the run: it had {expected} lines to do, then "
+                f"{progress.written}; run this again once nothing changes it any more"
+            )
+        if job_files.is_table and writer.is_file and not work.has_part:
+            job.make_table(job_files.target, job_files.files.output)
+    return work.finish(counts.failed)
 
 
 class Division:
@@ -282,8 +369,11 @@ def _check_prompts(source: str, lines: Iterable[Line]) -> None:
         if not line.is_empty:
             wrong = wrong or line
     if wrong:
-        name = "standard input" if source == "-" else source
-        raise ValueError(f"{name}, {wrong.place}: {wrong.error}")
+        raise ValueError(f"{shown_input(source)}, {wrong.place}: {wrong.error}")
+
+
+def shown_input(source: str) -> str:
+    return "standard input" if source == "-" else source
 
 
 @dataclass

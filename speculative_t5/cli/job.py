@@ -9,9 +9,10 @@ import os
 import re
 import stat
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +28,8 @@ MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the out
 MAX_HELD, MAX_HELD_SIZE = 1000, 2**24  # of records with errors that wait for their turn
 GIVEN = "given"  # the field of a record for fields of the line that have names in use
 OUTCOME = ("text", "finish_reason", "score", "truncated", "alternatives", "stats", "error")
+# Those that only some options give: without them, a field of the line keeps the name.
+OPTIONAL = ("score", "truncated", "alternatives")
 COLUMNS = ("id", "prompt", "text", "finish_reason", "error")  # of each table, before others
 UNDONE = "not decoded when the run ended: run it again with --resume"
 ADVICE = "--resume to continue it, or --force to start over"
@@ -45,6 +48,7 @@ class Record:
     error: str = ""
     source: Source | None = None
     earlier: bytes = b""  # the whole record, if an earlier run has made it
+    outcome: Collection[str] = OUTCOME  # names that fields of the line must leave to it
 
     def to_json(self) -> bytes:
         """Return one line of JSON, newline included.
@@ -54,7 +58,7 @@ class Record:
         """
         if self.earlier:
             return self.earlier
-        record = fields_of(self.line)
+        record = fields_of(self.line, self.outcome)
         if self.done is None:
             record["error"] = f"{self.line.place}: {self.error}"
         else:
@@ -73,11 +77,22 @@ def says_undone(record: Mapping[str, Any], line: Line) -> bool:
     return bool(record.get("error") == f"{line.place}: {UNDONE}")
 
 
-def fields_of(line: Line) -> dict[str, Any]:
-    """Return the fields of a line's record that come from the line."""
+def outcome_of(keywords: Mapping[str, Any], *, truncate: bool) -> tuple[str, ...]:
+    """Return the names that a run gives to what it makes of a line, by its options."""
+    has_scores = keywords.get("scores") or keywords.get("num_beams", 1) > 1
+    wanted = (has_scores, truncate, keywords.get("num_return_sequences", 1) > 1)
+    left_out = {name for name, is_wanted in zip(OPTIONAL, wanted, strict=True) if not is_wanted}
+    return tuple(name for name in OUTCOME if name not in left_out)
+
+
+def fields_of(line: Line, outcome: Collection[str] = OUTCOME) -> dict[str, Any]:
+    """Return the fields of a line's record that come from the line.
+
+    Those with names in use, as of the `outcome`, are in one more field.
+    """
     fields: dict[str, Any] = {"id": line.id, "prompt": line.prompt}
     given: dict[str, Any] = {}
-    taken = (*fields, GIVEN, *OUTCOME)
+    taken = (*fields, GIVEN, *outcome)
     for name, value in (line.columns or {}).items():
         (given if name in taken else fields)[name] = value
     return fields | ({GIVEN: given} if given else {})
@@ -91,6 +106,7 @@ def process(
     *,
     watch: Callable[[Record], None] = lambda _: None,
     kept: Mapping[int, bytes] = MappingProxyType({}),
+    outcome: Collection[str] = OUTCOME,
 ) -> None:
     """Make a record of each line, and emit the records in the order of the lines.
 
@@ -98,8 +114,9 @@ def process(
     which say that they are not. `generate` takes indices and source ids when it has room, and
     yields outputs as they end. A ValueError of `encode` becomes the line's error. `watch` takes
     each record as soon as it is made, perhaps before those ahead of it. `kept` are whole records
-    of an earlier run, by the number of their line.
+    of an earlier run, by the number of their line. For `outcome` see `fields_of`.
     """
+    make = partial(Record, outcome=outcome)
     order: deque[Line] = deque()
     ready: dict[int, Record] = {}
     pending: dict[int, tuple[Line, Source]] = {}
@@ -109,7 +126,7 @@ def process(
         nonlocal torn
         with signals_held():
             torn, line = True, order.popleft()
-            emit(ready.pop(line.number, Record(line, error=UNDONE)))
+            emit(ready.pop(line.number, make(line, error=UNDONE)))
             torn = False
 
     def finish(record: Record) -> None:
@@ -123,14 +140,14 @@ def process(
         for line in remaining:
             order.append(line)
             if line.number in kept:
-                finish(Record(line, earlier=kept[line.number]))
+                finish(make(line, earlier=kept[line.number]))
                 continue
             try:
                 if line.prompt is None or line.error:
                     raise ValueError(line.error)
                 source = encode(line.prompt)
             except ValueError as error:
-                finish(Record(line, error=str(error)))
+                finish(make(line, error=str(error)))
                 size = sum(record.line.size for record in ready.values())
                 if len(ready) >= MAX_HELD or size >= MAX_HELD_SIZE:
                     return  # until the prompts before them have ended
@@ -143,7 +160,7 @@ def process(
         while not at_end:
             for index, done in generate(requests()):
                 line, source = pending.pop(index + 1)
-                finish(Record(line, done, source=source))
+                finish(make(line, done, source=source))
     finally:
         while ready and not torn:
             emit_first()
@@ -184,6 +201,7 @@ class Output(LineFile):
         resume: bool = False,
         force: bool = False,
         advice: str = ADVICE,
+        outcome: Collection[str] = OUTCOME,
     ) -> None:
         if not name:
             raise ValueError(f"the output must be the name of a file, or -, got {name!r}")
@@ -197,7 +215,7 @@ class Output(LineFile):
         self.is_file = is_file and name != "-"
         mode = private_mode(name, [os.fstat(stream.fileno())]) if self.is_file else 0
         super().__init__(name, ", or give another --output", special=not self.is_file, mode=mode)
-        self._keep, self._replace, self._advice = resume, force, advice
+        self._keep, self._replace, self._advice, self._outcome = resume, force, advice, outcome
         if resume and not self.is_file:
             raise ValueError(
                 f"--resume needs an --output that is a file, which {shown_name(name)} is not: "
@@ -227,7 +245,12 @@ class Output(LineFile):
         for number, raw in enumerate(self.lines(MAX_RECORD), 1):
             at += len(raw)
             record, line = json_object(raw), next(lines, None)
-            if "id" not in record and line and at == self.size and _is_torn(raw, line):
+            if (
+                "id" not in record
+                and line
+                and at == self.size
+                and _is_torn(raw, line, self._outcome)
+            ):
                 ahead.append(line)
                 break
             line = check_record(f"{self._name}, line {number},", record, line)
@@ -253,7 +276,7 @@ def check_record(where: str, record: Mapping[str, Any], line: Line | None) -> Li
         raise ValueError(f"{where} is not a record of a batch: {advice}")
     if line is None:
         raise ValueError(f"{where} is more than the input has lines for: {advice}")
-    found = {name: value for name, value in record.items() if name not in OUTCOME}
+    found = _fields_in(record, line)
     if _as_text(found) != _as_text(fields_of(line)):
         raise ValueError(
             f"{where} is not about {line.place} of the input, as it has another id, prompt "
@@ -262,14 +285,28 @@ def check_record(where: str, record: Mapping[str, Any], line: Line | None) -> Li
     return line
 
 
+def _fields_in(record: Mapping[str, Any], line: Line) -> dict[str, Any]:
+    """Return the fields of a record that come from its line, in the form of `fields_of`.
+
+    Those that have a name of `OPTIONAL` are in a field of their own only if the run had the option.
+    """
+    found = {name: value for name, value in record.items() if name not in OUTCOME}
+    given = found.get(GIVEN)
+    moved = {name: record[name] for name in OPTIONAL if name in record}
+    moved = {name: value for name, value in moved.items() if name in (line.columns or {})}
+    if moved and (given is None or isinstance(given, dict)):
+        found[GIVEN] = moved | (given or {})
+    return found
+
+
 def _as_text(fields: Mapping[str, Any]) -> str:
     return json.dumps(fields, sort_keys=True)  # as text, NaN equals itself
 
 
-def _is_torn(raw: bytes, line: Line) -> bool:
+def _is_torn(raw: bytes, line: Line, outcome: Collection[str]) -> bool:
     """Whether this is the beginning of the line's record, perhaps followed by zeros."""
     written = raw.rstrip(b"\n").rstrip(b"\x00")
-    head = Record(line).to_json().rpartition(b', "error": ')[0]
+    head = Record(line, outcome=outcome).to_json().rpartition(b', "error": ')[0]
     return written.startswith(head) or head.startswith(written)
 
 

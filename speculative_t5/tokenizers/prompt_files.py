@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from ..errors import first_line, not_utf8
+from ..files import parse_json
 from ..tables import TABLES, read_rows
 
 Format = Literal["text", "jsonl", "csv", "tsv", "parquet"]
@@ -79,13 +80,15 @@ def open_input(name: str) -> BinaryIO:
     return open(name, "rb")
 
 
-def count_lines(stream: BinaryIO, form: Format = "text") -> int | None:
+def count_lines(
+    stream: BinaryIO, form: Format = "text", *, delimiter: str | None = None
+) -> int | None:
     """Count the lines of a file; return None for what can be read only once, such as a pipe."""
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         return None
     start, lines, last = stream.tell(), 0, b"\n"
     if f".{form}" in TABLES:
-        lines = sum(1 for _ in read_rows(stream, f".{form}"))
+        lines = sum(1 for _ in read_rows(stream, f".{form}", delimiter))
         stream.seek(0, os.SEEK_END)
     while block := stream.read(2**20):
         lines += block.count(b"\n")
@@ -95,18 +98,25 @@ def count_lines(stream: BinaryIO, form: Format = "text") -> int | None:
 
 
 def read_lines(
-    stream: BinaryIO, form: Format, field: str, shard: Shard, *,
-    completion: str | None = None, id_field: str | None = None,
-) -> Iterator[Line]:  # fmt: skip
+    stream: BinaryIO,
+    form: Format,
+    field: str,
+    shard: Shard,
+    *,
+    completion: str | None = None,
+    id_field: str | None = None,
+    delimiter: str | None = None,
+) -> Iterator[Line]:
     """Yield the lines of a stream that are in the shard; a bad line has an error.
 
     The prompt of a JSON object is in `field`; `completion` names one that may have its output, or
     null. Its `id`, if any, is the line's; an `id_field` must be there, and stays among the columns.
-    A row of a table is read as the JSON object that it would be.
+    A row of a table is read as the JSON object that it would be; its cells are parted by the
+    `delimiter`, see `read_rows`.
     """
     unit, lines, names = "line", _raw_lines(stream), (field, completion, id_field)
     if f".{form}" in TABLES:
-        unit, lines, form = "row", read_rows(stream, f".{form}"), "jsonl"
+        unit, lines, form = "row", read_rows(stream, f".{form}", delimiter), "jsonl"
     for number, raw in enumerate(lines, 1):
         if number in shard:
             found: dict[str, Any] = {"number": number, "id": number, "size": len(raw)}
@@ -138,6 +148,7 @@ def _read_line(raw: bytes, form: Format, names: Names, found: dict[str, Any]) ->
     except UnicodeDecodeError as error:
         raise ValueError(not_utf8(error)) from error
     if form == "text":
+        _refuse_nul("the line", text)
         found["prompt"] = text
     if not text.strip():
         raise ValueError(EMPTY)
@@ -148,7 +159,7 @@ def _read_line(raw: bytes, form: Format, names: Names, found: dict[str, Any]) ->
 def _read_json(text: str, names: Names, found: dict[str, Any]) -> None:
     field, completion, id_field = names
     try:
-        record = json.loads(text)
+        record = parse_json(text)
     except (ValueError, RecursionError) as error:
         fault = first_line(error)
         if isinstance(error, json.JSONDecodeError):
@@ -179,9 +190,19 @@ def _read_json(text: str, names: Names, found: dict[str, Any]) -> None:
             raise ValueError(f"{name!r} holds {HALF}, expected text")
         if kind != TEXT:
             raise ValueError(f"{name!r} is {kind}, expected a string")
+        _refuse_nul(repr(name), str(value))
     found |= {"prompt": record[field], "completion": record.get(completion)}
     if not record[field].strip():
         raise ValueError(f"{field!r} is empty, expected a prompt")
+
+
+def _refuse_nul(name: str, text: str) -> None:
+    """Refuse a character that no text has, but files in UTF-16 and binary ones have many of."""
+    if (place := text.find("\0")) >= 0:
+        raise ValueError(
+            f"{name} has a NUL at character {place + 1}, as other encodings have: leave it out, or "
+            "convert the file to UTF-8"
+        )
 
 
 def _is_deeper(value: object, most: int) -> bool:
