@@ -202,5 +202,5 @@ def printable(name: str) -> str:
 def shown(value: Any) -> str:
     """Return a value from a file as source code, shortened, however long or nested it is."""
     short = reprlib.Repr()
-    short.maxstring = short.maxother = short.maxlong = 80
+    short.maxstring = short.maxother = short.maxlong = 60
     return short.repr(value)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import socket
 import zlib
 from collections.abc import Callable, Iterator
@@ -47,12 +48,12 @@ WRONG: dict[str, list[Any]] = {
         [10**30],
     ],
     "n": [0, 2],
-    "max_tokens": [0, "9", 2.5, True, 10**400, 4097],
-    "max_completion_tokens": [4097],
+    "max_tokens": [0, "9", 2.5, True, -2],
+    "max_completion_tokens": [0, -2, "-1"],
     "temperature": [-1, "1", [1], 10**400],
     "top_p": [0, 1.5],
     "top_k": [-2, True, 2**31],
-    "seed": [-1, 2**63],
+    "seed": [-2, -1.0, 2**63],
     "stop": ["", [5], {}, ["b"] * 17, "b" * 501],
     "suppress_tokens": [[5] * 10_001],
     "stop_token_ids": ["5", [True], [{"a": 1}]],
@@ -158,7 +159,7 @@ def test_what_nests_too_deeply_is_refused(served: Served) -> None:
 def test_other_models_paths_and_methods_get_an_error_object(served: Served) -> None:
     error = check_error(served.post(prompt="a", model="gpt-4"), 404, "model")
     assert error["code"] == "model_not_found" and "'gpt-4'" in error["message"]
-    for path in ("/v1", "/v1/completions/", "/v1/embeddings", "/docs", "/%00", "/../etc/passwd"):
+    for path in ("/v1", "/v1/completion/", "/v1/embeddings", "/docs", "/%00", "/../etc/passwd"):
         check_error(served.client.get(path), 404)
     response = served.client.get("/v1/completions")
     assert "use POST" in response.text
@@ -166,6 +167,52 @@ def test_other_models_paths_and_methods_get_an_error_object(served: Served) -> N
     assert response.headers["allow"] == "POST"
     check_error(served.client.delete("/v1/models"), 405)
     assert served.client.head("/health").status_code == 200
+
+
+def test_slashes_too_many_do_no_harm(served: Served) -> None:
+    for path in ("//health", "/health/", "///health//"):
+        assert served.client.get(f"{served.url}{path}").json() == {"status": "ready"}
+    for path in ("/v1//completions", "/v1/completions/"):
+        assert served.post(path, prompt="a b").json()["choices"][0]["text"] == "A B"
+    assert served.client.get("/v1/models//tiny/").json()["id"] == "tiny"
+    with serving(api_keys=["key"]) as guarded:
+        assert guarded.client.get(f"{guarded.url}//health").status_code == 200
+        check_error(guarded.client.get(f"{guarded.url}//v1/models"), 401)
+
+
+def test_names_in_messages_are_short(served: Served) -> None:
+    """What is not known may be of any length; of it, 60 characters are shown."""
+    name = "x" * 5000
+    for response in (
+        served.post(prompt="a", model=name),
+        served.client.get(f"/{name}"),
+        served.client.request(name, "/health"),
+        served.client.request(name, "/nothing"),
+        served.client.get("/health", headers={"Host": name}),
+        served.post(prompt="a", top_p=name),
+        served.client.post("/v1/completions", headers={"Content-Encoding": name}, content=b"{}"),
+        served.client.post("/v2/check", content=f"{name}=1&{name}=2"),
+    ):
+        assert 400 <= response.status_code < 500, response.text
+        assert max(map(len, re.findall("x+", response.text)), default=0) <= 60, response.text
+
+
+def test_a_limit_beyond_the_context_is_cut_and_none_is_none(served: Served) -> None:
+    served.service.forget_calls()
+    for fields, tokens in (
+        ({"max_tokens": 10**400}, 4096), ({"max_tokens": 4097}, 4096), ({"max_tokens": -1}, 4096),
+        ({"max_tokens": 7}, 7), ({"max_tokens": None}, 256),
+    ):  # fmt: skip
+        assert served.post(prompt="a", **fields).status_code == 200
+        assert served.service.last_call().options.max_tokens == tokens
+    chat = {"messages": [USER], "max_completion_tokens": 5000, "max_tokens": -1}
+    assert served.post(CHAT, **chat).status_code == 200
+    assert served.service.last_call().options.max_tokens == 4096
+    with serving(draw_seeds=True) as drawing:
+        for seed in (-1, None, 5):
+            assert drawing.post(prompt="a", seed=seed).status_code == 200
+        first, second, third = (call.options.seed for call in drawing.service.calls)
+        assert len({first, second, third}) == 3 and third == 5 and min(first, second) >= 0
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Whole texts over HTTP: LanguageTool's and LibreTranslate's protocols, spoken by real clients."""
 
+import gzip
 import importlib.util
 import json
 import random
@@ -24,6 +25,7 @@ from speculative_t5.serve import Served as Model
 from speculative_t5.serve.languagetool import check, rule_of
 from speculative_t5.serve.libretranslate import translate
 from speculative_t5.serve.requests import Refused
+from speculative_t5.serve.texts import detected
 from speculative_t5.tokenizers import Languages
 
 import language_tool_python
@@ -193,6 +195,8 @@ def test_languages_and_wrong_fields_are_refused_in_one_line() -> None:
     french = "Je ne sais pas pourquoi il est venu hier soir chez nous."
     found = check({"text": french, "language": "auto"}, texts)  # type: ignore[arg-type]
     assert found["language"]["code"] == "fr" and found["matches"] == []
+    reason = "the text seems to be French (fr), and the model corrects English (en), German (de)"
+    assert found["warnings"] == {"incompleteResults": True, "incompleteResultsReason": reason}
     assert languagetool.fits({"text": french, "language": "en_GB"}, texts.tokenizer)
     assert not languagetool.fits({"text": french, "language": "auto"}, texts.tokenizer)
     for language in ("en", "en-US", "de_AT", "auto"):
@@ -202,9 +206,11 @@ def test_languages_and_wrong_fields_are_refused_in_one_line() -> None:
         ({"language": None}, "language must be text, got null"),
         ({"language": "en-!!!"}, "language is 'en-!!!', and the model corrects English (en)"),
         ({"text": 3}, "text must be text, got 3"),
-        *(({"data": data}, "data must be an object with a list annotation")
-          for data in ("{", "[]", "{}", '{"annotation": [3]}', {"annotation": [{"markup": 1}]},
-                       '{"annotation": [{}]}')),
+        ({"data": '{"text": "a"}'}, "there are both text and data"),
+        ({"text": "", "data": '{"text": "a", "annotation": []}'}, "data has both text and annot"),
+        *(({"text": "", "data": data}, "data must be an object with text, or with a list")
+          for data in ("{", "[]", "{}", '{"text": 3}', '{"annotation": [3]}',
+                       '{"annotation": [{}]}', {"annotation": [{"markup": 1}]})),
     )  # fmt: skip
     for fields, wrong in cases:
         with pytest.raises(Refused, match=re.escape(wrong)) as refused:
@@ -305,6 +311,43 @@ def test_clients_of_languagetool_correct_texts(server: Served) -> None:
         api.check("Guten Tag", f"{server.url}/v2/", "de")
 
 
+def test_texts_are_checked_in_each_of_the_ways_of_languagetool(server: Served) -> None:
+    """Its users try a server by an address alone, and clients append paths to theirs."""
+    text = "She have a apple."
+    wanted = server.post("/v2/check", text=text, language="en-US").json()
+    assert applied(text, wanted["matches"]) == "She has an apple."
+    query, data = {"language": "en-US", "text": text}, json.dumps({"text": text})
+    client, url = server.client, server.url
+    for found in (
+        client.get("/v2/check", params=query),
+        client.get(f"{url}//v2/check/", params=query),
+        client.post("/v2/check", params=query),
+        client.post("/v2/check", params={"language": "en-US"}, data={"text": text}),
+        client.post(
+            "/v2/check", params={"language": "en-US"}, data={"language": "fr", "text": text}
+        ),
+        client.post("/v2/check", data={"language": "en-US", "data": data}),
+        client.post("/v2/check/", json={"language": "en-US", "data": {"text": text}}),
+        client.post("/v2/check", files={name: (None, value) for name, value in query.items()}),
+        client.post(
+            "/v2/check",
+            content=gzip.compress(json.dumps(query).encode()),
+            headers={"Content-Encoding": "gzip"},
+        ),
+    ):
+        assert found.status_code == 200 and found.json() == wanted, found.text
+    german = server.client.get(
+        "/v2/check", params={"language": "auto", "text": "Das ist ein Haus, und es ist gross."}
+    ).json()
+    reason = german["warnings"]["incompleteResultsReason"]
+    assert reason == "the text seems to be German (de), and the model corrects English (en)"
+    assert german["matches"] == [] and german["warnings"]["incompleteResults"]
+    for headers, status in (({}, 200), ({"sec-fetch-site": "cross-site"}, 403)):
+        assert client.get("/v2/check", params=query, headers=headers).status_code == status
+    for method in ("PUT", "DELETE"):
+        assert client.request(method, "/v2/check").status_code == 405
+
+
 def pylanguagetool() -> Any:
     """The client's module, without its command, which imports what Python no longer has."""
     package = importlib.util.find_spec("pylanguagetool")
@@ -330,9 +373,11 @@ def test_clients_of_libretranslate_translate_texts(server: Served, translator: A
     kept = [piece for each in wanted for piece in each.kept]
     assert found["kept"] == [{"text": p.source, "reason": p.reason} for p in kept]
     found = server.post("/translate", **fields | {"source": "auto"}).json()
-    assert found["detectedLanguage"]["language"] == "en"
+    assert [each["language"] for each in found["detectedLanguage"]] == ["en", "de"]
     for changes, wrong in (
-        ({"target": "tlh"}, "to is 'tlh', which is not among the model's languages"),
+        ({"target": "tlh"}, "target is 'tlh', which is not among the model's languages"),
+        ({"target": "x" * 500}, f"target is '{'x' * 27}...{'x' * 28}', which names no language"),
+        ({"source": "x" * 500}, f"source is '{'x' * 27}...{'x' * 28}', which names no language"),
         ({"target": None}, "target must be text"), ({"q": 3}, "q must be a text or a list of"),
         ({"format": "pdf"}, "format must be text or html"),
         ({"model": "absent"}, "there is no model 'absent' here: use 'correct-base' or 'tiny'"),
@@ -349,6 +394,72 @@ def translator(models: Models) -> Any:
     return models.models["tiny"].make()._load()
 
 
+def test_forms_are_read_as_libretranslate_reads_them(server: Served) -> None:
+    fields = {"q": "Guten Tag.", "source": "de", "target": "fr"}
+    wanted, client = server.post("/translate", **fields).json(), server.client
+    for found in (
+        client.post("/translate", data=fields),
+        client.post("/translate", files={name: (None, value) for name, value in fields.items()}),
+        client.post("/translate", params=fields),
+        client.post("/translate/", data=fields | {"q": "x"}, params={"q": "Guten Tag."}),
+    ):
+        assert found.status_code == 200 and found.json() == wanted
+    for given, wrong in (
+        ({"data": fields | {"q": '["Guten Tag.", "Ja."]'}}, "q is a list, and the q of a form is"),
+        ({"data": fields | {"q": ["Guten Tag.", "Ja."]}}, "q comes more than once"),
+        ({"params": fields | {"q": ["a", "b"]}}, "q comes more than once"),
+        ({"files": {"q": ("q.txt", b"Guten Tag.")}}, "the form cannot be read (Too many files"),
+    ):
+        refused = client.post("/translate", **given)  # type: ignore[arg-type]
+        assert refused.status_code == 400 and wrong in refused.json()["error"]
+        check_message(refused.json()["error"])
+
+
+def test_languages_are_told_among_those_that_are_served(server: Served) -> None:
+    def detect(text: str) -> list[dict[str, Any]]:
+        return server.post("/detect", q=text).json()  # type: ignore[no-any-return]
+
+    for text, code, least in (
+        ("Das ist ein Haus.", "de", 99), ("Guten Tag.", "de", 90), ("Bonjour !", "fr", 60),
+        ("Vielen Dank.", "de", 60), ("Je ne sais pas.", "fr", 99),
+    ):  # fmt: skip
+        best, other = detect(text)
+        assert best["language"] == code and best["confidence"] >= least
+        assert {best["language"], other["language"]} == {"de", "fr"}
+    assert detect("This is a house, and I like it very much.")[0]["confidence"] < 1
+    texts = ["Das ist ein Haus.", "Je ne sais pas.", "OK", "Das ist gut so."]
+    found = server.post("/translate", q=texts, source="auto", target="fr").json()
+    codes = [each["language"] for each in found["detectedLanguage"]]
+    assert codes == ["de", "fr", "de", "de"]
+    assert found["translatedText"][1] == texts[1], "it is in the target language already"
+    for target, source in (("de", "de"), ("German", "de"), ("de", "de-DE"), ("fr", "French")):
+        found = server.post("/translate", q=texts, source=source, target=target).json()
+        assert found["translatedText"] == texts and found["kept"] == []
+    found = server.post("/translate", q="Das ist ein Haus.", source="auto", target="de").json()
+    assert found["translatedText"] == "Das ist ein Haus."
+    assert found["detectedLanguage"]["language"] == "de"
+    assert detected("Das ist ein Haus.", ["en"])[0] == "de"
+    assert detected("Guten Tag.", ["en"])[0] == "en", "too short to tell"
+    assert detected("สวัสดีครับผมชื่อสมชาย", ["en"])[0] == "th", "it has no blanks between words"
+
+
+def test_a_translation_that_is_none_says_so() -> None:
+    """Each of its outputs was refused."""
+    texts = Texts(Scripted(lambda s: s if "a" in s else "The house.", languages=("de", "en")))
+    texts.decoder.prefix = ""
+    texts.translate = lambda *_: None  # type: ignore[attr-defined]
+    texts.document = partial(Document, texts.decoder)  # type: ignore
+    fields = {"source": "de", "target": "en"}
+    for q, part in (
+        ("Das ist das alte Haus.", "nothing was translated"),
+        (["Das ist das alte Haus.", "Die Kirche.", "Da war das."], "2 of 3 passages stayed as"),
+    ):
+        found = translate(fields | {"q": q}, texts)  # type: ignore[arg-type]
+        assert found["warnings"]["incompleteResults"], found
+        assert found["warnings"]["incompleteResultsReason"].startswith(part)
+        assert found["warnings"]["incompleteResultsReason"].endswith(": see kept")
+
+
 def test_a_translation_of_html_keeps_its_tags() -> None:
     words = {"Das ist ein gutes Haus.": "That is a good house.", "Tag": "Day"}
     texts = Texts(Scripted(words.__getitem__, languages=("de", "en"), prefix="", limit=99))
@@ -358,6 +469,7 @@ def test_a_translation_of_html_keeps_its_tags() -> None:
     found = translate(fields | {"format": "html"}, texts)  # type: ignore[arg-type]
     assert found == {
         "translatedText": "<h1>Day</h1><p>That is a <b>good house.</b>", "kept": [],
+        "warnings": {"incompleteResults": False},
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from .completions import ANSWERS, Completion, as_event
 from .models import MODELS, Models, Served
 from .page import HEADERS, PAGE
 from .requests import Refused
-from .server import check_key, check_site, guarded, unless_gone
+from .server import check_key, check_site, guarded, tidied, unless_gone
 from .service import NOW, Call
 from .settings import Settings
 from .text_routes import LANGUAGES, TEXTS, TextEndpoints
@@ -62,8 +62,12 @@ def make_app(models: Models, settings: Settings) -> Starlette:
     endpoints = Endpoints(models, settings)
     origins = settings.cors_origins
     middleware = [
+        Middleware(tidied),
         Middleware(counted, registry=endpoints.registry),
-        Middleware(guarded, check=partial(check_site, local=settings.local, origins=origins)),
+        Middleware(
+            guarded,
+            check=partial(check_site, local=settings.local, origins=origins, others=TEXTS),
+        ),
     ]
     if origins:  # before the keys, which browsers do not send when they ask whether they may
         cors = Middleware(
@@ -77,7 +81,7 @@ def make_app(models: Models, settings: Settings) -> Starlette:
     errors = (Refused, ClientDisconnect, HTTPException, Exception)
     handlers: dict[Any, Any] = dict.fromkeys(errors, answer_error)
     app = Starlette(routes=endpoints.routes, middleware=middleware, exception_handlers=handlers)
-    app.router.redirect_slashes = False  # paths are as they are
+    app.router.redirect_slashes = False  # they are tidied
     return app
 
 
@@ -87,10 +91,11 @@ async def answer_error(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_GONE)
     if isinstance(error, HTTPException):
         path, allowed = shown(request.url.path), (error.headers or {}).get("Allow")
-        message = f"{path} does not take {request.method}: use {allowed}"
+        method = request.method if len(request.method) < 10 else shown(request.method)
+        message = f"{path} does not take {method}: use {allowed}"
         if not allowed:
             message = (
-                f"{request.method} {path} is not a route of this server ({error.detail.lower()}): "
+                f"{method} {path} is not a route of this server ({error.detail.lower()}): "
                 f"use {', '.join(PATHS)}"
             )
         error = Refused(error.status_code, message, headers=error.headers)
@@ -120,7 +125,8 @@ class Endpoints(Collector):
         self.routes = [
             *(Route(path, partial(self._generate, kind), methods=["POST"])
               for path, kind in ANSWERS.items()),
-            *(Route(path, partial(texts.answer, path), methods=["POST"]) for path in TEXTS),
+            *(Route(path, partial(texts.answer, path), methods=route.methods)
+              for path, route in TEXTS.items()),
             *(Route(path, partial(texts.languages, path)) for path in LANGUAGES),
             Route(MODELS, self._all_models),
             Route(MODELS + "/{model:path}", self._one_model),

@@ -19,8 +19,9 @@ from .. import __version__
 from ..documents import LANGUAGES, Piece, RewriteOptions, edits, lines
 from ..errors import shown
 from ..tokenizers import language_name, main_region
+from .fields import text_field
 from .requests import Refused
-from .texts import Partly, Remote, detected, ignore, text_field
+from .texts import Partly, Remote, detected, ignore
 
 AROUND = 40  # characters of a match's context on each side
 # Editors check only texts whose language and region are listed. Others have their main region.
@@ -82,7 +83,8 @@ def _is_within(some: Sequence[str], words: Sequence[str]) -> bool:
 def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> dict[str, Any]:
     """Answer POST /v2/check: correct a text, and return the edits as matches.
 
-    There are none in a text that is found to be in another language than the model's.
+    There are none in a text that is found to be in another language than the model's, and the
+    warnings say so.
     With the level picky also those that the model is not sure of. Offsets and lengths are in UTF-16
     code units of what was sent, markup included. `partly` is told of the answer without matches,
     then of the matches of each piece.
@@ -95,19 +97,21 @@ def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> d
         language, sure = detected(text, codes)
     code = re.split("[-_]", language)[0].casefold()
     if not auto and not (code in codes and tag_is_valid(language)):
-        names = ", ".join(f"{language_name(each)} ({each})" for each in codes) or "no language"
         raise Refused(
-            400, f"language is {shown(language)}, and the model corrects {names}: give one of its "
-            "languages, or auto", param="language",
-        )  # fmt: skip
+            400,
+            f"language is {shown(language)}, and the model corrects {_listed(codes)}: give one of "
+            "its languages, or auto",
+            param="language",
+        )
     about: dict[str, Any] = {"name": language_name(language), "code": language}
     about["detectedLanguage"] = {**about, "confidence": sure}
-    answer = {
-        "software": SOFTWARE,
-        "language": about,
-        "warnings": {"incompleteResults": False},
-        "matches": [],
-    }
+    warnings: dict[str, Any] = {"incompleteResults": code not in codes}
+    if code not in codes:
+        warnings["incompleteResultsReason"] = (
+            f"the text seems to be {language_name(language)} ({language}), and the model corrects "
+            f"{_listed(codes)}"
+        )
+    answer = {"software": SOFTWARE, "language": about, "warnings": warnings, "matches": []}
     partly(answer)
     options = RewriteOptions(language=code if code in LANGUAGES else "en")
     document = decoder.document(text if code in codes else "", options)
@@ -151,19 +155,28 @@ def _matches(
         }
 
 
+def _listed(codes: Sequence[str]) -> str:
+    return ", ".join(f"{language_name(each)} ({each})" for each in codes) or "no language"
+
+
 def _read(fields: dict[str, Any]) -> tuple[str, str, Sequence[int]]:
     """Return what was sent, the text in it, and where in the one each character of the other is.
 
-    `data` has parts of text and of markup, which may be read as something else: of that, the
-    place is negative.
+    `data` has a text, or parts of text and of markup, which may be read as something else: of
+    that, the place is negative.
     """
     if "data" not in fields:
         text = text_field(fields, "text")
         return text, text, range(len(text))
+    if fields.get("text"):
+        raise Refused(400, "there are both text and data: send one of them", param="data")
     given, text, places = "", "", list[int]()
     try:
         data = fields["data"]
-        for part in (json.loads(data) if isinstance(data, str) else data)["annotation"]:
+        found = json.loads(data) if isinstance(data, str) else data
+        if "text" in found and "annotation" in found:
+            raise Refused(400, "data has both text and annotation: send one of them", param="data")
+        for part in [{"text": found["text"]}] if "text" in found else found["annotation"]:
             read = part["text"] if "text" in part else part.get("interpretAs") or ""
             start = len(given) if "text" in part else -len(given) - len(read) - 1
             places += range(start, start + len(read))
@@ -171,9 +184,11 @@ def _read(fields: dict[str, Any]) -> tuple[str, str, Sequence[int]]:
             text += read
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise Refused(
-            400, "data must be an object with a list annotation of objects with text or markup: "
-            "send that, or send text", param="data",
-        ) from error  # fmt: skip
+            400,
+            "data must be an object with text, or with a list annotation of objects with text or "
+            "markup: send that, or send text",
+            param="data",
+        ) from error
     return given, text, places
 
 

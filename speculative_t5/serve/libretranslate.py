@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..documents import Piece, RewriteOptions, WebPage, identifier
-from ..tokenizers import language_name
+from ..tokenizers import Languages, language_name, same_language
+from .fields import text_field
 from .requests import refuse
-from .texts import Partly, Remote, detected, ignore, text_field
+from .texts import SURE, WORDS, Partly, Remote, detected, ignore, is_surely_other, number_of_words
 
 FORMATS = ("text", "html")
 
@@ -16,7 +18,9 @@ def translate(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> di
     """Answer POST /translate: translate a text, or each of a list of texts.
 
     With the format html tags stay, and words within them are translated. Passages in which
-    something is seen to be wrong stay as they were: `kept` has them with the reasons.
+    something is seen to be wrong stay as they were: `kept` has them with the reasons, and the
+    `warnings` say so. With the source auto each text of a list is in a language of its own. A text
+    that is in the target language already stays as it is.
     """
     source, target = (text_field(fields, name) for name in ("source", "target"))
     form, asked = fields.get("format", "text"), fields.get("q")
@@ -25,38 +29,103 @@ def translate(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> di
     texts: list[Any] = asked if isinstance(asked, list) else [asked]
     if not all(isinstance(text, str) for text in texts):
         refuse("q", "a text or a list of texts", asked)
-    answer: dict[str, Any] = {}
+    given = [Given(text, form) for text in texts]
+    sources, answer = [source] * len(texts), dict[str, Any]()
     if source == "auto":
-        codes = {code for code, _ in decoder.tokenizer.languages.prefixes if code}
-        source, sure = detected("\n".join(texts), codes or identifier().labels)
-        answer["detectedLanguage"] = {"language": source, "confidence": round(100 * sure, 1)}
-    decoder.translate(target, source)
-    done = [_translated(text, form, decoder) for text in texts]
+        found = _detected(given, target, decoder.tokenizer.languages)
+        sources = [code for code, _ in found]
+        said = [_as_json(*each) for each in found]
+        answer["detectedLanguage"] = said if isinstance(asked, list) else said[0]
+    done = [
+        each.translated(code, target, decoder) for each, code in zip(given, sources, strict=True)
+    ]
     outputs = [output for output, _ in done]
+    pieces = [piece for _, some in done for piece in some]
+    kept = [piece for piece in pieces if piece.status == "kept"]
     answer["translatedText"] = outputs if isinstance(asked, list) else outputs[0]
-    answer["kept"] = [{"text": p.source, "reason": p.reason} for _, kept in done for p in kept]
-    return answer
+    answer["kept"] = [{"text": piece.source, "reason": piece.reason} for piece in kept]
+    return answer | {"warnings": _warnings(len(kept), len(pieces))}
 
 
-def _translated(text: str, form: str, decoder: Remote) -> tuple[str, list[Piece]]:
-    page = WebPage(text.encode(), "q") if form == "html" else None
-    options, given = RewriteOptions(), page.text if page else text
-    document = decoder.document(given, options, page.breaks if page else "wrapped")
-    result = document.result(document.rewrite())
-    return page.rewritten(result.text).decode() if page else result.text, result.kept
+class Given:
+    """A text to translate, or a page of HTML."""
+
+    def __init__(self, text: str, form: str) -> None:
+        self._text = text
+        self._page = WebPage(text.encode(), "q") if form == "html" else None
+
+    @property
+    def words(self) -> str:
+        """What there is to translate."""
+        return self._page.text if self._page else self._text
+
+    def translated(self, source: str, target: str, decoder: Remote) -> tuple[str, Sequence[Piece]]:
+        """Return the translation and its pieces; a text in the target language has none."""
+        if same_language(target, source):
+            return self._text, ()
+        decoder.translate(target, source)
+        breaks = self._page.breaks if self._page else "wrapped"
+        document = decoder.document(self.words, RewriteOptions(), breaks)
+        result = document.result(document.rewrite())
+        text = self._page.rewritten(result.text).decode() if self._page else result.text
+        return text, result.pieces
+
+
+def _warnings(kept: int, pieces: int) -> dict[str, Any]:
+    """Say in the way of LanguageTool that not all has been translated."""
+    if not kept:
+        return {"incompleteResults": False}
+    part = f"{kept:,} of {pieces:,} passages stayed as they were"
+    reason = "nothing was translated" if kept == pieces else part
+    return {"incompleteResults": True, "incompleteResultsReason": f"{reason}: see kept"}
+
+
+def _as_json(code: str, probability: float) -> dict[str, Any]:
+    return {"language": code, "confidence": round(100 * float(probability), 1)}
+
+
+def _sources(languages: Languages) -> set[str]:
+    """Return the languages from which a model translates; the targets, if it takes any."""
+    pairs = languages.prefixes
+    return {source for source, _ in pairs if source} or {target for _, target in pairs}
+
+
+def _detected(given: Sequence[Given], target: str, languages: Languages) -> list[tuple[str, float]]:
+    """Return the language of each text, and how probable it is.
+
+    Texts of a list that are too short to tell, or seem to be in a language that is not translated,
+    are in that of all texts together.
+    """
+    codes = _sources(languages)
+    whole = detected("\n".join(each.words for each in given), codes)
+    if len(given) == 1:
+        return [whole]
+    found = []
+    for each in given:
+        own = detected(each.words, codes)
+        tells = number_of_words(each.words) >= WORDS or own[1] >= SURE
+        found.append(own if tells and _translates(languages, target, own[0]) else whole)
+    return found
+
+
+def _translates(languages: Languages, target: str, source: str | None) -> bool:
+    try:
+        if not (languages.prefixes and source and same_language(target, source)):
+            languages.pair(target, source)
+    except ValueError:
+        return False
+    return True
 
 
 def fits(fields: dict[str, Any], tokenizer: Any) -> bool:
     """Whether a model translates what a request asks for."""
-    source, target = fields.get("source", "auto"), fields.get("target")
-    try:
-        if source == "auto":
-            codes = {code for code, _ in tokenizer.languages.prefixes if code}
-            source = detected(str(fields.get("q")), codes)[0] if codes else None
-        tokenizer.languages.pair(target, source)
-    except ValueError:
-        return False
-    return True
+    source, target, asked = fields.get("source", "auto"), fields.get("target"), fields.get("q")
+    languages: Languages = tokenizer.languages
+    if source == "auto" and (codes := _sources(languages)):
+        form = str(fields.get("format", "text"))
+        texts = map(str, asked if isinstance(asked, list) else [asked])
+        source = detected("\n".join(Given(text, form).words for text in texts), codes)[0]
+    return isinstance(target, str) and _translates(languages, target, source)
 
 
 def languages(tokenizer: Any) -> list[dict[str, Any]]:
@@ -75,7 +144,17 @@ def languages(tokenizer: Any) -> list[dict[str, Any]]:
             for source, into in sorted(found.items())]  # fmt: skip
 
 
-def detect(fields: dict[str, Any], _: Remote, __: Partly = ignore) -> list[dict[str, Any]]:
-    """Answer POST /detect: in which language a text is, the most probable first."""
-    found = identifier().rank(text_field(fields, "q"))[:3]
-    return [{"language": code, "confidence": round(100 * float(p), 1)} for code, p in found]
+def detect(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> list[dict[str, Any]]:
+    """Answer POST /detect: which of the served languages a text is in, the most probable first.
+
+    A text that is surely in none of them has a confidence near 0 in each.
+    """
+    text = text_field(fields, "q")
+    known = {code.partition("-")[0]: code for code in decoder.served}
+    labels = sorted(known.keys() & {*identifier().labels})
+    if len(labels) < 2 or is_surely_other(text, known):
+        found = identifier().rank(text)
+        found = [(code, p) for code, p in found if code in labels or len(labels) < 2]
+    else:
+        found = identifier(*labels).rank(text)
+    return [_as_json(known.get(code, code), p) for code, p in found[:3]]

@@ -19,7 +19,7 @@ from ..generation import GenerationOptions
 from ..tokenizers import Prompt
 
 MOST_FIELDS = 100
-MOST_TOKENS = 4096  # of an output, unless the server's default is more
+MOST_TOKENS = 4096  # of an output, unless the server's default is more; it is cut there
 LARGEST = 2**31 - 1  # of integers that the device computes with, and so of all but seeds
 MOST_TOP = 5  # tokens shown beside each, with the logarithms of their probabilities
 LONGEST_NAME = 40  # characters of a field's name that may be misspelt
@@ -49,6 +49,7 @@ OPTIONS = {
     "max_completion_tokens": "max_tokens",
     "n": "num_return_sequences",
 }  # fmt: skip
+FIELDS = {"to": "target", "from_": "source"}  # of texts to translate, by the options that they set
 # Bounds on what decoding works through at every token, where other requests would wait for it.
 MOST_ENTRIES = {
     "stop": 16, "bad_words": 100, "logit_bias": 1_000, "suppress_tokens": 10_000,
@@ -138,7 +139,7 @@ def parse_options(
     changes = {
         option: parse_option(name, fields[name], most_tokens)
         for name, option in OPTIONS.items()
-        if name in fields
+        if name in fields and not (name == "seed" and is_integer(fields[name], -1))  # for none
     }
     streaming = fields.get("stream_options", {})
     if not isinstance(streaming, Mapping):
@@ -156,6 +157,11 @@ def parse_options(
                 "above 0", param="n",
             )  # fmt: skip
     return replace(defaults, **changes)
+
+
+def is_integer(found: object, number: int) -> bool:
+    """Whether a value is an integer, and this one: 1.0 and true are not 1 in JSON."""
+    return type(found) is int and found == number
 
 
 def check_name(name: str, value: Any) -> None:
@@ -177,7 +183,9 @@ def check_name(name: str, value: Any) -> None:
 def parse_option(name: str, found: Any, most_tokens: int) -> Any:
     """Return the value of the option that a field sets; what it may be, the option itself says."""
     option = OPTIONS[name]
-    most = {"max_tokens": most_tokens, "seed": 2**63 - 1}.get(option, LARGEST)
+    if option == "max_tokens" and type(found) is int:  # -1 is for no limit in other servers
+        found = most_tokens if found == -1 else min(found, most_tokens)
+    most = {"seed": 2**63 - 1}.get(option, LARGEST)
     if isinstance(found, int) and found > most:
         refuse(name, f"at most {most}", found)
     if option == "speculative":
@@ -200,9 +208,12 @@ def parse_option(name: str, found: Any, most_tokens: int) -> Any:
 
 def as_refusal(error: ValueError) -> Refused:
     """Return the refusal for an error of the decoder about one or several options."""
-    names = error.names if isinstance(error, OptionError) else []
-    param = next((name for name in names if name in OPTIONS), None)
-    return Refused(400, " ".join(str(error).split()), param=param)
+    text, names = str(error), list[str]()
+    if isinstance(error, OptionError):
+        text = error.spelled(lambda name: FIELDS.get(name, name), _in_words)
+        names = [FIELDS.get(name, name) for name in error.names]
+    param = next((name for name in names if name in (*OPTIONS, *FIELDS.values())), None)
+    return Refused(400, " ".join(text.split()), param=param)
 
 
 def _check_entries(name: str, found: Any) -> None:

@@ -158,14 +158,32 @@ def guarded(app: ASGIApp, check: Callable[[Scope, Headers], None]) -> ASGIApp:
     return guard
 
 
+def tidied(app: ASGIApp) -> ASGIApp:
+    """Answer at a path whatever slashes are doubled in it, or at its end.
+
+    Clients append a path to the address that they are given, which may end with a slash.
+    """
+
+    async def tidy(scope: Scope, receive: Receive, send: Send) -> None:
+        path = "/" + "/".join(filter(None, scope["path"].split("/")))
+        await app({**scope, "path": path}, receive, send)
+
+    return tidy
+
+
 def check_site(
-    scope: Scope, headers: Headers, *, local: bool, origins: Collection[str] = ()
+    scope: Scope,
+    headers: Headers,
+    *,
+    local: bool,
+    origins: Collection[str] = (),
+    others: Collection[str] = (),
 ) -> None:
     """Refuse requests that a browser makes for another site.
 
     A page anywhere may let its own name point to 127.0.0.1, and then reads what the server here
     answers; the Host header still has that name. And it may send a request blindly, which
-    browsers mark as cross-site.
+    browsers mark as cross-site. This is for POST, and for any method at the paths `others`.
     """
     if local and not is_local_name(headers.get("host", "localhost")):
         raise Refused(
@@ -177,7 +195,8 @@ def check_site(
         foreign = site not in ("same-origin", "none")
     else:  # of a browser that does not say so
         foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
-    if scope["method"] == "POST" and foreign and not ("*" in origins or origin in origins):
+    works = scope["method"] == "POST" or scope["path"] in others  # and does not only tell
+    if works and foreign and not ("*" in origins or origin in origins):
         whose = f"the site {shown(origin)}" if origin else "another site"
         raise Refused(
             403, f"the request comes from {whose}, which may not use this server: give "

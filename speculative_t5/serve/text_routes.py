@@ -43,8 +43,9 @@ class TextEndpoints:
         settings = self._settings
         body = await read_body(request, settings)
         kind = request.headers.get("content-type", "")
+        query = request.scope["query_string"].decode("latin-1")
         keys = settings.api_keys if not is_key(request.headers, settings.api_keys) else ()
-        task = Task(path, body, kind, COMPUTING_SECONDS, settings.max_text)
+        task = Task(path, body, kind, COMPUTING_SECONDS, settings.max_text, query)
         try:
             done = await unless_gone(request.receive, self._done(task, request, keys))
             return Response(done, media_type="application/json")
@@ -64,7 +65,7 @@ class TextEndpoints:
             for tokenizer in [await each.tokenizer()]
         ]
         async with contextlib.AsyncExitStack() as stack:
-            lent = self._models.workers.lent(is_long=len(task.body) >= LONG)
+            lent = self._models.workers.lent(is_long=len(task.body) + len(task.query) >= LONG)
             worker = await stack.enter_async_context(lent)
             if not worker.knows_models:
                 worker.send("models", models)

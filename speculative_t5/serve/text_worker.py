@@ -33,9 +33,10 @@ from typing import Any
 
 from ..documents import identifier
 from . import languagetool, libretranslate
+from .fields import parse_fields
 from .models import MODELS
 from .requests import Refused, as_refusal
-from .texts import Facts, Partly, Remote, parse_fields
+from .texts import Facts, Partly, Remote
 
 NICE = 5  # the server and its decoding go first
 LEFT_OVER = 10  # seconds of processor time beyond what the server allows, if it is there no more
@@ -51,11 +52,16 @@ class TextRoute:
     fits: Callable[[Fields, Any], bool]  # whether a model can answer, by what it does
     languages: Callable[[Any], Any]  # what a model does at all
     partly: bool = False  # whether an answer may end early
+    methods: tuple[str, ...] = ("POST",)
 
 
 TEXTS = {
     "/v2/check": TextRoute(
-        languagetool.check, languagetool.fits, languagetool.languages, partly=True
+        languagetool.check,
+        languagetool.fits,
+        languagetool.languages,
+        partly=True,
+        methods=("GET", "POST"),
     ),
     "/translate": TextRoute(
         libretranslate.translate, libretranslate.fits, libretranslate.languages
@@ -82,6 +88,7 @@ class Task:
     kind: str  # its content type
     seconds: float  # of processor time that it may take
     most: int  # characters that it may have
+    query: str = ""  # of its address
 
 
 class TextWorker:
@@ -130,7 +137,7 @@ class TextWorker:
             return "failed", traceback.format_exc()
 
     def _answer(self, task: Task) -> Any:
-        route, fields = TEXTS[task.path], parse_fields(task.body, task.kind)
+        route, fields = TEXTS[task.path], parse_fields(task.body, task.kind, task.query)
         self.ask("key", str(fields.get("api_key") or fields.get("apiKey") or ""))
         check_length(fields, task.most)
         name = fields["model"] if "model" in fields else self._chosen(task.path, fields)
@@ -140,7 +147,15 @@ class TextWorker:
         def partly(part: dict[str, Any]) -> None:
             self._send("part", part)
 
-        return route.answer(fields, Remote(self._facts[name], self.ask), partly)
+        remote = Remote(self._facts[name], self.ask, self._served())
+        return route.answer(fields, remote, partly)
+
+    def _served(self) -> set[str]:
+        """Return the languages that models translate, or else those that they correct."""
+        found = (libretranslate.languages(each) for each in self._models)
+        served = {each["code"] for some in found for each in some}
+        found = (languagetool.languages(each) for each in self._models)
+        return served or {each["code"] for some in found for each in some}
 
     def _chosen(self, path: str, fields: Fields) -> str:
         """Return the first model that can answer a request for a text."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl
 
 from ..documents import Breaks, Document, RewriteOptions, identifier
-from ..errors import first_line
 from ..generation import Generation, GenerationOptions
 from ..tokenizers import PromptEncoder, Source
-from .requests import MOST_FIELDS, Refused, parse_body, refuse
 
 TOGETHER = 16  # sentences of a text that wait or are decoded at a time
-SURE, WORDS = 0.9, 5  # of a text in another language: probability, and words
+# Of a text in another language: words, its probability, and that of all others beside it.
+WORDS, SURE, OTHERWISE = 3, 0.9, 0.001
+UNSPACED = "\u0e00"  # of Thai, from which on many scripts write words without blanks between them
 
 Partly = Callable[[dict[str, Any]], None]  # is told of parts of an answer as they are made
 
@@ -41,8 +40,9 @@ class Remote:
 
     is_steady = True  # and no beams are searched, which would hold up what others decode
 
-    def __init__(self, facts: Facts, ask: Callable[..., Any]) -> None:
+    def __init__(self, facts: Facts, ask: Callable[..., Any], served: Collection[str] = ()) -> None:
         self._prompts, self._together, self._ask = facts.prompts, facts.together, ask
+        self.served = served  # codes of the languages that the server translates, or corrects
         self.tokenizer: Any = facts.prompts.tokenizer
         self.min_probability = facts.min_probability
 
@@ -106,40 +106,33 @@ class Remote:
 def detected(text: str, codes: Iterable[str]) -> tuple[str, float]:
     """Return which of some languages a text is in, or which other one if it surely is.
 
-    With it comes how probable that is.
+    With it comes how probable that is. Without any languages it is one of all that are known.
     """
     asked = {code.partition("-")[0]: code for code in codes}
-    found, probability = identifier().classify(text)
-    if found in asked or (probability >= SURE and len(text.split()) >= WORDS):
-        return asked.get(found, found), float(probability)
     known = [code for code in asked if code in identifier().labels] or [*asked]
+    if not asked or is_surely_other(text, asked):
+        found, probability = identifier().classify(text)
+        return found, float(probability)
     if len(known) > 1:
         found, probability = identifier(*known).classify(text)
         return asked[found], float(probability)
-    return asked[known[0]], 1 - float(probability)
+    return asked[known[0]], float(dict(identifier().rank(text)).get(known[0], 0.0))
 
 
-def parse_fields(body: bytes, kind: str) -> dict[str, Any]:
-    """Return the fields of a form or a JSON object, whichever a body is by its content type."""
-    if kind.casefold().startswith("application/json") or body.lstrip().startswith(b"{"):
-        return parse_body(body)
-    try:
-        return dict(
-            parse_qsl(
-                body.decode(), keep_blank_values=True, errors="strict",
-                max_num_fields=MOST_FIELDS,
-            )
-        )  # fmt: skip
-    except ValueError as error:
-        raise Refused(
-            400, f"the form cannot be read ({first_line(error)}): send at most {MOST_FIELDS} "
-            "fields, in UTF-8 and escaped",
-        ) from error  # fmt: skip
+def is_surely_other(text: str, codes: Container[str]) -> bool:
+    """Whether a text is long and clear enough to say that it is in none of some languages.
+
+    Of 1,167 beginnings of English sentences, learners' among them, and 1,572 of these docs, of
+    three words and more, none seemed to be in another language.
+    """
+    if number_of_words(text) < WORDS:
+        return False
+    found = dict(identifier().rank(text))
+    best = max(found, key=lambda code: found[code])
+    rest = sum(p for code, p in found.items() if code in codes)
+    return bool(best not in codes and found[best] >= SURE and rest <= OTHERWISE * found[best])
 
 
-def text_field(fields: dict[str, Any], name: str) -> str:
-    """Return a field that has to be there, as text."""
-    found = fields.get(name)
-    if not isinstance(found, str):
-        refuse(name, "text", found)
-    return found
+def number_of_words(text: str) -> int:
+    """Return how many words a text has; where scripts have no blanks, a letter counts as one."""
+    return len(text.split()) + sum(each >= UNSPACED and each.isalpha() for each in text)

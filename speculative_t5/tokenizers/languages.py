@@ -149,6 +149,18 @@ def _code(name: str, language: str, known: Mapping[str, str]) -> str:
         ) from error
 
 
+def same_language(to: str, from_: str) -> bool:
+    """Whether two names or codes are those of one language, in one script and region.
+
+    Raises:
+        ValueError: If one of them names no language.
+    """
+    from langcodes import get
+
+    one, other = _code("to", to, {}), _code("from_", from_, {})
+    return bool(get(one).maximize() == get(other).maximize())
+
+
 def language_name(code: str) -> str:
     """Return the English name of a language."""
     from langcodes import get

@@ -16,7 +16,7 @@ SLOW = 0.5  # seconds, at most, until a client that sends slowly leaves
 BAD_BODIES = (
     b"", b"{", b"[]", b"{}", b'"prompt"', b'{"prompt": "\xff"}', b'{"prompt": 7}',
     b'{"prompt": []}', b'{"prompt": ""}', b'{"prompt": [999999999]}', b'{"prompt": ["He", 5]}',
-    b'{"prompt": "He", "max_tokens": -1}', b'{"prompt": "He", "temperature": "warm"}',
+    b'{"prompt": "He", "max_tokens": -2}', b'{"prompt": "He", "temperature": "warm"}',
     b'{"prompt": "He", "model": "no-such-model"}', b'{"prompt": "He", "n": 0}',
     b'{"prompt": "He", "stop": 5}', b'{"prompt": "He", "top_p": 2}', b"[" * 10_000,
 )  # fmt: skip
