@@ -15,7 +15,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from speculative_t5 import SpeculativeDecoder, device
-from speculative_t5.decoding import ModelInfo, Vocabulary, argmax, counters, fingerprint
+from speculative_t5.decoding import ModelInfo, Vocabulary, best, counters, fingerprint
 from speculative_t5.errors import first_line
 from speculative_t5.models import SMALLEST, EncodedPrompt, KVCache, write
 from speculative_t5.tokenizers.base import as_vocabulary
@@ -111,7 +111,7 @@ class DecoderOnlySession:
         return logits, [layer.buffers for layer in layers]
 
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
-        return argmax(self.step(tokens, vocab_size))
+        return best(self.step(tokens, vocab_size))
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._cache.truncate(lengths)

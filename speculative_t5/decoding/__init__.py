@@ -18,6 +18,7 @@ from .draft_length import (
     stored,
 )
 from .drafters import CombinedDrafter, Draft, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
+from .faults import RowError
 from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform, TokenHistory
 from .lookup import MAX_NGRAM
 from .loop import (
@@ -45,6 +46,6 @@ from .results import (
     read,
     total,
 )
-from .sampling import Groups, Sampler, argmax
+from .sampling import Groups, Sampler, argmax, best
 from .scoring import log_probabilities, pair_probabilities
 from .verify import Acceptance, Rule, Verifier, block_acceptance, token_acceptance

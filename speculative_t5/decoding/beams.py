@@ -18,6 +18,7 @@ import numpy as np
 
 from .. import device
 from ..errors import OptionError, option_error
+from .faults import RowError, not_a_number
 from .logits import TokenHistory
 from .loop import Request, stop_reasons, token_budget
 from .protocols import LanguageModel, Session
@@ -108,7 +109,11 @@ def _search(
     seconds = 0.0  # without the caller's time
     while searches:
         with device.turn():  # a stream may have begun in another thread
-            found = read_candidates(broadcast(_continuations(session, searches, width)))
+            read_now = read(broadcast(_continuations(session, searches, width)))
+            found = [
+                _candidates(search, row, model)
+                for search, row in zip(searches, read_now, strict=True)
+            ]
             rows: list[int] = []
             for i, (search, candidates) in enumerate(zip(searches, found, strict=True)):
                 parents = search.extend(candidates)
@@ -122,12 +127,17 @@ def _search(
 
 
 def _continuations(session: Session, searches: Sequence[_Search], width: int) -> mx.array:
-    """Run the target over each beam's last token; return `best_continuations` of each search."""
+    """Run the target over each beam's last token, and find the best continuations of each search.
+
+    Returned is for each whether logits of a beam are NaN, as 1 or 0, and then what
+    `best_continuations` finds: (P, 1 + 3 K) int32.
+    """
     rows = [(search, beam) for search in searches for beam in search.beams]
     last = [(beam.tokens or search.context)[-1:] for search, beam in rows]
     scores = mx.array([beam.score for _, beam in rows], dtype=mx.float32)
     logits = session.step(mx.array(last, dtype=mx.int32)).astype(mx.float32)
     log_probs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    is_broken = mx.any(mx.isnan(log_probs[..., 0]).reshape(len(searches), -1), axis=1)
     groups = Groups([search.request.options.sampler for search, _ in rows])
     if groups.transforms:
         contexts = [[*search.context, *beam.tokens] for search, beam in rows]
@@ -137,7 +147,8 @@ def _continuations(session: Session, searches: Sequence[_Search], width: int) ->
     # At most n continuations of n beams end by each id: this leaves n that do not end.
     count = max(2, *(1 + len(search.ends) for search in searches)) * width
     totals = (scores[:, None] + log_probs[:, 0]).reshape(len(searches), -1, log_probs.shape[2])
-    return best_continuations(totals, count)
+    found = best_continuations(totals, count)
+    return mx.concatenate([is_broken[:, None].astype(mx.int32), found], axis=1)
 
 
 Candidate = tuple[float, int, int]  # a continuation's score, its beam and its last token
@@ -170,13 +181,15 @@ def best_continuations(totals: mx.array, count: int) -> mx.array:
     return mx.concatenate([part.astype(mx.int32) for part in found], axis=-1)
 
 
-def read_candidates(found: mx.array) -> list[list[Candidate]]:
-    """Wait for what `best_continuations` found, (P, 3 K) int32."""
-    parts = np.array(read(found), dtype=np.int32).reshape(len(found), 3, -1)
-    return [
-        list(zip(bits.view(np.float32).tolist(), beams.tolist(), tokens.tolist(), strict=True))
-        for bits, beams, tokens in parts
-    ]
+def _candidates(search: _Search, found: Sequence[int], model: LanguageModel) -> list[Candidate]:
+    """Return what `_continuations` found for one search; refuse NaN."""
+    is_broken, *others = found
+    if is_broken:
+        reason = not_a_number("the logits", getattr(model, "dtype", None))
+        raise RowError(search.request.index, reason)
+    bits, beams, tokens = np.array(others, dtype=np.int32).reshape(3, -1)
+    scores = bits.view(np.float32).tolist()
+    return list(zip(scores, beams.tolist(), tokens.tolist(), strict=True))
 
 
 class _Beam(NamedTuple):

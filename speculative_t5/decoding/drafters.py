@@ -166,6 +166,7 @@ class CombinedDrafter:
         self._model = model
         self._lookup = lookup
         self._split = split
+        self.dtype = model.dtype
 
     def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
         self._model.start(prompts, session)
@@ -224,6 +225,11 @@ class ModelDrafter:
         self._new: set[int] = set()  # rows whose prompts the session has not encoded yet
         self._was_asked = False  # in the last round
 
+    @property
+    def dtype(self) -> mx.Dtype | None:
+        """The type that the model computes in, if it says so."""
+        return getattr(self._model, "dtype", None)
+
     def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
         self._prompts = [self._embeddable(prompt) for prompt in prompts]
         self._session = session
@@ -263,7 +269,8 @@ class ModelDrafter:
         mx.async_eval(blocks)  # the device begins while the host builds the rest
         while len(blocks) * self._model.info.block < num_draft:
             blocks.append(self._continue(session, blocks[-1], step))
-        return mx.concatenate(blocks, axis=1)[:, :num_draft]
+        tokens = mx.concatenate(blocks, axis=1)[:, :num_draft]
+        return mx.maximum(tokens, 0)  # the draft's own NaN: any token, which the target judges
 
     def _chosen(
         self, session: Session, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys

@@ -12,7 +12,8 @@ import numpy as np
 from .. import device
 from .draft_length import Schedule
 from .drafters import Drafter
-from .logits import NOTHING_LEFT, TokenHistory
+from .faults import RowError, why
+from .logits import TokenHistory
 from .outcomes import Outcome
 from .protocols import Encoded, LanguageModel, Session, SharingModel
 from .results import FinishReason, Round, Tally, counters, read
@@ -87,9 +88,15 @@ class Row:
     """One output: its tokens so far, and what they cost."""
 
     def __init__(
-        self, model: LanguageModel, request: Request, context: list[int], began: float
+        self,
+        model: LanguageModel,
+        drafter: Drafter,
+        request: Request,
+        context: list[int],
+        began: float,
     ) -> None:
         options = request.options
+        self._models = model, drafter
         self.request, self.index = request, request.index
         # What it samples by, whatever the batch: a seed, and the number of its prompt.
         self.seed = options.seed, self.index if request.number is None else request.number
@@ -102,6 +109,7 @@ class Row:
         self.tally = Tally()
         self.finish_reason: FinishReason | None = None
         self.stopped = False  # ended from outside, or because no token can follow
+        self.broken = False  # it has met NaN, which its caches may hold
 
     @property
     def ended(self) -> bool:
@@ -116,9 +124,12 @@ class Row:
         self, tokens: list[int], num_accepted: int, num_drafted: int, num_draft: int, now: float
     ) -> Round:
         """Emit the tokens that stand, unless a cut leaves fewer."""
-        if not tokens:  # a round after the last that could follow: the row may have ended by then
-            self.stopped = True
-            return Round(self.index, [], 0, self.tally.stats(now - self.began), error=NOTHING_LEFT)
+        if not tokens or tokens[0] < 0:  # in a round of its own: the row may have ended before
+            self.stopped, self.broken = True, bool(tokens)
+            transform = self.request.options.sampler.transform
+            processed = transform is not None and bool(transform.processors)
+            error = why(tokens, *self._models, processed=processed)
+            return Round(self.index, [], 0, self.tally.stats(now - self.began), error=error)
         asked = min(num_draft, self.limit)
         emitted, self.finish_reason = cut(tokens, self.ends, self.remaining)
         end_id = None if self.finish_reason in (None, "length") else emitted[-1]
@@ -156,7 +167,8 @@ def decode(
     shrinks. A few requests are taken before there is a row for them.
 
     Raises:
-        ValueError: If the options of a row forbid every token that could come next.
+        RowError: If the options of a row forbid every token that could come next, or the logits
+            of a model are NaN.
     """
     waiting = iter(requests)
     batch = Batch(model, plan)
@@ -165,7 +177,7 @@ def decode(
         done = batch.round()
         for each in done:
             if each.error is not None:
-                raise ValueError(each.error)
+                raise RowError(each.index, each.error)
         paused = time.perf_counter()
         yield from done
         batch.started += time.perf_counter() - paused  # the caller's time is not ours
@@ -199,6 +211,8 @@ class Batch:
         """Let requests join."""
         began = self._now()
         with device.turn():
+            # Their places are not for others: a weight of 0 does not hide NaN in a cache.
+            self._keep([i for i, row in enumerate(self.rows) if not row.broken])
             if requests and self._session is None:
                 self._start(requests, began)
             elif requests:
@@ -212,7 +226,10 @@ class Batch:
 
     def drop(self) -> None:
         """Drop the rows that have ended."""
-        kept = [i for i, row in enumerate(self.rows) if not row.ended]
+        self._keep([i for i, row in enumerate(self.rows) if not row.ended])
+
+    def _keep(self, kept: Sequence[int]) -> None:
+        """Drop all rows but these."""
         if len(kept) == len(self.rows):
             return
         if kept:
@@ -329,7 +346,7 @@ class Batch:
             self._session, draft_session, contexts = both
             plan.drafter.start(sources, draft_session)
         pairs = zip(requests, contexts, strict=True)
-        self.rows = [Row(self._model, request, context, began) for request, context in pairs]
+        self.rows = [Row(self._model, plan.drafter, *pair, began) for pair in pairs]
         self._changed()
 
     def _place(self, requests: Sequence[Request], encoded: Sequence[Encoded], began: float) -> None:
@@ -343,7 +360,8 @@ class Batch:
         contexts = self._session.replace(places, encoded)
         self._plan.drafter.replace(places, [request.source for request in requests])
         for place, request, context in zip(places, requests, contexts, strict=True):
-            self.rows[place : place + 1] = [Row(self._model, request, context, began)]
+            row = Row(self._model, self._plan.drafter, request, context, began)
+            self.rows[place : place + 1] = [row]
         self._changed()
 
     def _free(self) -> list[int]:

@@ -79,7 +79,10 @@ class Session(Protocol):
         """
 
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
-        """Append `tokens` as `step` does, and return the best ids, (B, L) int32."""
+        """Append `tokens` as `step` does, and return the best ids, (B, L) int32.
+
+        `best` of the logits finds them, with what marks those that are NaN.
+        """
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` positions of each row; idempotent."""

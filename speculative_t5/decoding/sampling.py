@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import check_number, option_error
+from .faults import marked
 from .logits import LogitsTransform, TokenHistory
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
@@ -129,14 +130,15 @@ class Groups:
     def choose(self, logits: mx.array, keys: Keys) -> mx.array:
         """Choose an id for each position of logits (B, L, V), given keys (B, L, 2): (B, L) int32.
 
-        Greedy rows take the best, others sample; where all are greedy there need be no keys.
+        Greedy rows take the best, others sample; where all are greedy there need be no keys. Where
+        logits are NaN it is `BROKEN`.
         """
         if keys is None:
-            return argmax(logits)
+            return best(logits)
         return self._join(
-            argmax(logits[index])
+            best(logits[index])
             if sampler.greedy
-            else sample(sampler.probs(logits[index]), keys[index])
+            else drawn(sampler.probs(logits[index]), keys[index])
             for sampler, _, index in self._groups
         )
 
@@ -173,6 +175,16 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
 def argmax(logits: mx.array) -> mx.array:
     """Return the best ids (...) int32 of logits (..., V); the first among equals."""
     return mx.argmax(logits, axis=-1).astype(mx.int32)
+
+
+def best(logits: mx.array) -> mx.array:
+    """Return `argmax`, and `BROKEN` where logits are NaN."""
+    return marked(argmax(logits), logits)
+
+
+def drawn(weights: mx.array, keys: mx.array) -> mx.array:
+    """Return `sample`, and `BROKEN` where weights are NaN."""
+    return marked(sample(weights, keys), weights)
 
 
 def sample(weights: mx.array, keys: mx.array) -> mx.array:

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from .. import device
 from .drafters import padded
+from .faults import check_numbers
 from .logits import TokenHistory
 from .loop import token_budget
 from .protocols import LanguageModel
@@ -64,6 +65,7 @@ def token_probabilities(
         probs = sampler.probs(sampler.transformed(logits, history)[0])
         given: Any = mx.take_along_axis(probs, mx.array(asked)[:, None], axis=-1)[:, 0].tolist()
         # A transform may force a token that the model cannot choose.
+        check_numbers(given, "the probabilities", getattr(model, "dtype", None))
         found += [p if token < width else 0.0 for p, token in zip(given, asked, strict=True)]
     return found
 
@@ -82,6 +84,7 @@ def log_probabilities(
             rows = logits[0].astype(mx.float32)
             rows -= mx.logsumexp(rows, axis=-1, keepdims=True)
             given: Any = mx.take_along_axis(rows, mx.array(asked)[:, None], axis=-1)[:, 0].tolist()
+            check_numbers(given, "the probabilities", getattr(model, "dtype", None))
             best: list[dict[int, float]] = [{} for _ in asked]
             if top:
                 ids = mx.argpartition(-rows, top - 1, axis=-1)[:, :top]

@@ -8,10 +8,11 @@ from typing import Literal, NamedTuple
 import mlx.core as mx
 
 from .drafters import Draft
+from .faults import BROKEN_DRAFT
 from .logits import NOTHING, TokenHistory, nothing_allowed
 from .protocols import Session
 from .results import Broadcast, identity, read
-from .sampling import Groups, Keys, final_keys, position_keys, sample, uniform
+from .sampling import Groups, Keys, drawn, final_keys, position_keys, uniform
 
 Rule = Literal["coupled", "token", "block"]
 
@@ -20,7 +21,8 @@ class Verdict(NamedTuple):
     """The decision on a draft."""
 
     num_accepted: mx.array  # drafted tokens accepted in each row, (B,) int32
-    next_token: mx.array  # after them, (B,) int32; `NOTHING` where none is allowed
+    # After them, (B,) int32; `NOTHING` where none is allowed, or what marks NaN (`faults`).
+    next_token: mx.array
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Verifier:
 
         Returns:
             For each row the accepted tokens with the next one, which is missing where no token can
-            follow, and the number of accepted ones.
+            follow, and the number of accepted ones. A row whose logits are NaN has what marks them
+            alone, in the round that begins there.
         """
         contexts = history.contexts
         session.truncate([len(context) - 1 for context in contexts])
@@ -91,8 +94,10 @@ class Verifier:
                 next_token = choices[num_accepted]
             else:
                 num_accepted, next_token = row[-2:]
-            last = [] if next_token == NOTHING else [next_token]
-            found.append(([*row[:num_accepted], *last], num_accepted))
+            if next_token == BROKEN_DRAFT:  # what was accepted would not be exact
+                num_accepted = 0
+            ends = next_token == NOTHING or (next_token < NOTHING and num_accepted > 0)
+            found.append(([*row[:num_accepted], *([] if ends else [next_token])], num_accepted))
         return found
 
     @property
@@ -142,6 +147,9 @@ class Verifier:
         if nothing is not None:
             none_left = mx.take_along_axis(nothing, num_accepted[:, None], axis=1)[:, 0]
             next_token = mx.where(none_left, NOTHING, next_token)
+        if draft.probs is not None:
+            is_broken = mx.any(mx.isnan(draft.probs[..., 0]), axis=1)
+            next_token = mx.where(is_broken, BROKEN_DRAFT, next_token)
         return Verdict(num_accepted, next_token)
 
 
@@ -218,7 +226,7 @@ def decide(acceptance: Acceptance, draft: Draft, target_probs: mx.array, keys: m
     uniforms = uniform(position_keys(keys, draft.tokens.shape[1]))
     num_accepted = acceptance.count_accepted(uniforms)
     weights = residual(draft, target_probs, acceptance.ratios, num_accepted)
-    return Verdict(num_accepted, sample(weights, final_keys(keys)))
+    return Verdict(num_accepted, drawn(weights, final_keys(keys)))
 
 
 def _with_bonus(draft: Draft, vocab_size: int) -> mx.array:

@@ -167,7 +167,7 @@ class SpeculativeDecoder:
         # Rows of similar length pad less, and those that end last are short.
         window = max(len(sources), 1) if options.by_length else 1
         requests = decoding.in_order_of_length(enumerate(sources), window)
-        done = dict(self.generations(requests, options, batch_size))
+        done = dict(naming_rows(self.generations(requests, options, batch_size), options))
         return [done[index] for index in range(len(sources))]
 
     @takes(BatchOptions)
@@ -189,7 +189,7 @@ class SpeculativeDecoder:
         )
         if options.by_length and batch_size > 1:
             requests = decoding.in_order_of_length(requests, decoding.WINDOW * batch_size)
-        return self.generations(requests, options, batch_size)
+        return naming_rows(self.generations(requests, options, batch_size), options)
 
     @takes(GenerationOptions)
     def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[Chunk]:
@@ -392,6 +392,19 @@ class SpeculativeDecoder:
         if by_model is None:
             return lookup
         return decoding.CombinedDrafter(by_model, lookup, schedule.split)
+
+
+def naming_rows(
+    outputs: Iterator[tuple[int, Generation]], options: GenerationOptions
+) -> Iterator[tuple[int, Generation]]:
+    """Yield outputs; name the index of the prompt in the error of one that cannot go on."""
+    try:
+        yield from outputs
+    except decoding.RowError as error:
+        # Beams of a prompt have its index, and samples one each.
+        count = 1 if options.beams else options.num_return_sequences
+        error.args = (f"at index {error.index // count}, {error}",)
+        raise
 
 
 def checked_pair(item: object) -> tuple[int, Prompt]:

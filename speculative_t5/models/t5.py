@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import device
-from ..decoding import Broadcast, ModelInfo, argmax, fingerprint, identity
+from ..decoding import Broadcast, ModelInfo, best, fingerprint, identity
 from .cache import additive, resized, write
 from .config import Activation, Quantization, T5Config
 from .position_bias import Bias, Padding, PositionBias, block_biases, for_each_row, position_biases
@@ -302,7 +302,10 @@ class Head(nn.Module):
     def __call__(
         self, kind: HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
     ) -> mx.array:
-        """Score the first `size` ids: (B, L, d_model) -> logits (B, L, size), or ids (B, L)."""
+        """Score the first `size` ids: (B, L, d_model) -> logits (B, L, size), or ids (B, L).
+
+        Where logits are NaN there is no id, but what marks them (`decoding.best`).
+        """
         x = norm(x) if self.scale == 1 else norm(x) * self.scale
         if isinstance(output, nn.Linear | nn.Embedding) and "bias" not in output:
             logits: mx.array = x @ output.weight[:size].T  # no others are computed
@@ -310,7 +313,7 @@ class Head(nn.Module):
             project = output.as_linear if hasattr(output, "as_linear") else output
             logits = project(x)[..., :size]
         logits = self.capped(logits)
-        return logits if kind == "logits" else argmax(logits)
+        return logits if kind == "logits" else best(logits)
 
 
 class CompiledModel(nn.Module):

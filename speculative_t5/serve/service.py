@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import mlx.core as mx
 
-from ..decoding import PREFETCH_TOKENS, Batch, Request, Round
+from ..decoding import NOTHING_LEFT, PREFETCH_TOKENS, Batch, Request, Round, RowError
 from ..errors import check_integer, first_line
 from ..generation import Chunk, GenerationOptions, SpeculativeDecoder, as_chunk
 from ..tokenizers import Detokenizer, Prompt, PromptTooLong, check_prompts
@@ -280,7 +280,8 @@ class Service:
             self._load_and_serve()
             self._end(STOPPED, "stopped")
         except BaseException as error:
-            if self._decoder is not None:
+            # A model whose logits are NaN says so in a line; everything else is a fault here.
+            if self._decoder is not None and not isinstance(error, RowError):
                 log.exception("the decoding thread has ended")
                 error = RuntimeError(first_line(error))
             self.failure = error
@@ -433,7 +434,7 @@ def stopping() -> Refused:
 def result_of(output: Output, done: Round) -> Result:
     """Return what a round adds to an output; a text that cannot be made ends this output alone."""
     if done.error is not None:
-        return Refused(400, done.error)
+        return Refused(400 if done.error == NOTHING_LEFT else 500, done.error)
     try:
         return as_chunk(done, output.detokenizer)
     except Exception:  # it must not end the outputs of other calls

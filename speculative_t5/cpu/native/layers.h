@@ -13,7 +13,8 @@
 extern "C" {
 #endif
 
-#define LAYERS_VERSION 4 /* of this interface */
+#define LAYERS_VERSION 5 /* of this interface */
+#define LAYER_NAN (-2)   /* in place of an id whose logits are NaN, as in decoding/faults.py */
 
 typedef struct {
     const float *x;    /* (N, d) */
@@ -74,7 +75,7 @@ typedef struct {
     int count, d_model, num_ids;
     const float *weight; /* (num_ids, d) */
     float *logits;       /* (N, num_ids), or NULL: */
-    int *best;           /* (N,), the first of equals */
+    int *best;           /* (N,), the first of equals; LAYER_NAN */
 } layer_head;
 
 /* Each layer comes with how many floats of memory it works in. */

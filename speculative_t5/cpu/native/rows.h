@@ -143,7 +143,7 @@ static TARGET void NAME(activate)(float *x, const float *gated, int count,
     }
 }
 
-/* Where the greatest is, the first of equals; 0 if all are NaN. */
+/* Where the greatest is, the first of equals; LAYER_NAN if all are NaN. */
 static TARGET int NAME(best)(const float *x, int count)
 {
     VEC most = NAME(all)(-INFINITY);
@@ -158,7 +158,7 @@ static TARGET int NAME(best)(const float *x, int count)
     for (i = 0; i < count; i++)
         if (x[i] == max)
             return i;
-    return 0;
+    return LAYER_NAN;
 }
 
 static const row_functions NAME(rows) = {NAME(norm), NAME(exponentials), NAME(activate),
