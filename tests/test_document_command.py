@@ -10,6 +10,9 @@ from pathlib import Path
 
 from speculative_t5.cli import terminal
 from speculative_t5.cli.pieces import PartialFile
+from speculative_t5.cli.report import named, summary
+from speculative_t5.decoding import Stats
+from speculative_t5.documents import Piece, Rewritten
 
 import pytest
 from commands import Call, in_a_shell, start
@@ -52,7 +55,8 @@ def test_a_file_is_rewritten_in_its_layout(call: Call, here: Path) -> None:
     assert frame(written) == frame(TEXT)
     assert "- She has an apple.\r\n  \u2603 She has gone.\r\n" in written
     assert "> I think that this is\n> a good idea.  She has an apple.\n" in written
-    assert re.match(r"\[4 of 4 pieces changed, \d+ tokens in ", done.err[-1])
+    assert re.fullmatch(r"4 of 4 sentences changed; \d+\.\d s", done.err[-1])
+    assert done.err[-2] == "wrote out.txt and out.txt.diff.html"
     page = (here / "out.txt.diff.html").read_text()
     assert page.startswith("<!DOCTYPE html>") and "Changes in in.txt" in page and "<ins>" in page
     assert names(here) == {"in.txt", "out.txt", "out.txt.diff.html"}
@@ -80,7 +84,7 @@ def test_a_kept_piece_shows_what_it_would_have_become(
         f"...r is red, and he {say} and go home." for say in ("say it[^1]", "says it[\ufffd1]")
     )
     assert lines[12] == f"line 13 {reason}: {before} -> {after}.."
-    assert len(lines) == 14 and "13 kept unchanged" in lines[13]
+    assert len(lines) == 14 and "13 left as is" in lines[13]
     with monkeypatch.context() as patch:
         patch.setattr(terminal, "is_terminal", lambda stream: True)
         shown = "\n".join(call(*DOCUMENT).err)
@@ -278,3 +282,28 @@ def test_a_terminal_shows_the_differences(
     monkeypatch.setenv("TERM", "xterm")
     shown = call(*DOCUMENT, "--force", "--diff", "terminal").out
     assert "\x1b[1;31m" in shown and "\x1b[1;32m" in shown
+
+
+def test_a_check_shows_what_would_change(call: Call, here: Path) -> None:
+    done = call("document", "in.txt", "--check")
+    assert done.code == 1
+    assert re.fullmatch(r"4 of 4 sentences would change; \d+\.\d s", done.err[-1])
+    shown = done.out.splitlines()
+    assert all(" - " in line or " + " in line for line in shown) and "an apple" in done.out
+    assert call("document", "in.txt", "--check", "--diff", "terminal").out == done.out
+    assert names(here) == {"in.txt"}
+    (record,) = call("document", "in.txt", "--check", "--json").records
+    assert record["changed"] == 4
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 70, "\N{SNOWMAN}" * 80, "x/" * 60 + "y"])
+def test_the_last_line_fits_a_terminal(name: str) -> None:
+    pieces = [Piece(1, "a.", "b.", retried="by beams"), Piece(1, "a.", "a.", reason="odd")]
+    result = Rewritten(
+        "a.", "b.", tuple(pieces) * 500_000, Stats((1,), (1,), (1,), seconds=90_000.0)
+    )
+    for would in (True, False):
+        last = summary(result, "paragraph", would=would)
+        said = named(f"{name}.txt", last)
+        assert len(said) <= 80 and said.endswith(f": {last}")
+        assert not re.search("token|round|accept|piece", said)

@@ -50,8 +50,8 @@ def test_a_folder_is_written_into_another_or_in_place(call: Call, here: Path) ->
     assert set(written) == {f"{name}{end}" for name in ("a.md", "deep/b.txt", "c.txt")
                             for end in ("", ".diff.html")}  # fmt: skip
     assert written["a.md"].decode() == f"# Top\n\n{RIGHT}\n"
-    summary = [line for line in done.err if re.match(r"in/\S+: \[\d of \d piece", line)]
-    assert len(summary) == 3 and summary[0].startswith("in/a.md: [1 of 1 piece changed")
+    summary = [line for line in done.err if re.match(r"in/\S+: \d of \d sentence", line)]
+    assert len(summary) == 3 and summary[0].startswith("in/a.md: 1 of 1 sentence changed")
     assert not (here / "out.partial.jsonl").exists()
     (again,) = call("document", "in", "-o", "out").err
     assert "out/a.md exists" in again

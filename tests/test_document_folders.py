@@ -74,7 +74,7 @@ def test_each_file_is_read_when_its_turn_comes(
     (here / "in" / "z.md").write_text("He was here.\n")
     done = call("document", "in/a.md", "in/z.md", "--in-place")
     assert done.code == 0 and (here / "in" / "z.md").read_text() == "He go home.\n"
-    lines = [line for line in done.err if line.startswith("in/z.md: [1 of 1 piece changed")]
+    lines = [line for line in done.err if line.startswith("in/z.md: 1 of 1 sentence changed")]
     assert len(lines) == 1, "it was read with what was saved meanwhile"
 
 

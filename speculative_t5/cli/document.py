@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from os.path import commonprefix
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from tqdm import tqdm
 
-from ..documents import SUFFIXES, Document, Piece, PlainFile, RewriteOptions, Rewritten, lines
+from ..documents import SUFFIXES, Document, Piece, RewriteOptions, Rewritten
 from ..errors import option
 from ..exchange import digest, replace_unchanged
 from ..files import (
@@ -30,7 +29,8 @@ from ..generation import SpeculativeDecoder
 from . import terminal
 from .options import DecoderOptions, with_base, with_options
 from .pieces import KEPT, PartialFile
-from .review import print_change, review
+from .report import UNITS, report, where
+from .review import review
 from .targets import (
     OutputOptions,
     Reading,
@@ -41,10 +41,6 @@ from .targets import (
     stat_of,
 )
 from .terminal import FULL, note, one_line
-
-SHOWN = 40  # characters of a piece that was kept, and of the output that was refused
-LISTED = 10  # such pieces on a terminal
-STATS = ("emitted", "rounds", "drafted", "accepted", "seconds")
 
 
 @with_options(changes={"task": None})
@@ -148,16 +144,17 @@ class Run:
         pieces, seconds = _decoded(whole, self.kept, self.batch_size, target, reading)
         with self._alone(target, keep=True):
             if self.files.review:
-                where = partial(_where, target, reading.form, self.several)
-                pieces, self.quits = review(pieces, where)
+                place = partial(where, target, reading.form, self.several)
+                pieces, self.quits = review(pieces, place)
             result = whole.result(pieces, seconds)
             self.changed |= result.text != result.source
             data = reading.data
             if result.text != result.source:
                 data = reading.form.rewritten(result.text)
+            written = []
             if not self.files.check:
-                self._write_all(target, reading, data, result)
-            _report(target, reading.form, result, self.files, several=self.several)
+                written = self._write_all(target, reading, data, result)
+            report(target, reading.form, whole, result, self.files, written, several=self.several)
 
     def _is_done(self, target: Target) -> bool:
         """Finish what an earlier run left half done; return whether it has done the file."""
@@ -200,8 +197,13 @@ class Run:
         for said in self.bad:
             note(f"not done: {one_line(said)}")
 
-    def _write_all(self, target: Target, reading: Reading, data: bytes, result: Rewritten) -> None:
-        """Write what belongs to a file; the record that it is done comes first, see `is_done`."""
+    def _write_all(
+        self, target: Target, reading: Reading, data: bytes, result: Rewritten
+    ) -> list[str]:
+        """Write what belongs to a file, and return the names of new files.
+
+        The record that it is done comes first, see `is_done`.
+        """
         for name in filter(None, (target.output, target.page)):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
         if self.kept:
@@ -216,6 +218,8 @@ class Run:
         elif target.output is not None or not self.files.json:
             mode = target.mode(target.output, reading.found) if target.output else 0
             _write(data, target.output, mode)
+        names = (None if target.in_place else target.output, target.page)
+        return [name for name in names if name is not None and not is_special(name)]
 
     def _check_backup(self, target: Target, data: bytes) -> None:
         """Refuse to replace another backup, unless it says nothing that the file does not."""
@@ -261,9 +265,13 @@ def _decoded(
         source = whole.text[record["start"] : record["end"]]
         done[record["start"]] = Piece(source=source, **{name: record[name] for name in KEPT})
     began = time.perf_counter()
-    pieces = [*done.values()]
+    pieces, unit = [*done.values()], f" {UNITS[str(whole.options.by)]}s"
     with tqdm(
-        total=len(whole), initial=len(done), unit=" pieces", desc=target.name, disable=None
+        total=len(whole),
+        initial=len(done),
+        unit=unit,
+        desc=target.name,
+        disable=None,
     ) as bar:
         for piece in whole.rewrite(batch_size=batch_size, done=done):
             pieces.append(piece)
@@ -284,66 +292,3 @@ def _write(data: bytes, output: str | None, mode: int = 0o666) -> None:
         Path(output).write_bytes(data)
     else:
         write_whole(output, data, mode)
-
-
-def _where(target: Target, form: PlainFile, several: bool, line: int) -> str:
-    return f"{target.name}, " * several + f"{form.unit} {form.number(line)}"
-
-
-def _report(
-    target: Target, form: PlainFile, result: Rewritten, files: OutputOptions, *, several: bool
-) -> None:
-    """Say what became of a file."""
-    where, prefix = partial(_where, target, form, several), f"{target.name}: " * several
-    if files.json:
-        is_shown = target.output is None and not files.check
-        record = {"file": target.source} | _record(result, form)
-        _write(json_line(record | ({"text": result.text} if is_shown else {})), None)
-    if files.diff == "terminal":
-        out = terminal.console(stderr=target.output is None and not files.check or files.json)
-        pairs = zip(lines(result.source), lines(result.text), strict=True)
-        for number, (before, after) in enumerate(pairs, 1):
-            if before != after:
-                shown = f"{target.name}:" * several + f"{form.number(number):5}"
-                print_change(out, shown, before, after)
-    if not files.json:
-        listed = [piece for piece in result.pieces if piece.reason is not None]
-        most = LISTED if terminal.is_terminal(sys.stderr) else None
-        for piece in listed[:most]:
-            note(f"{where(piece.line)} {_kept(piece)}")
-        if most is not None and len(listed) > most:
-            note(f"{len(listed) - most:,} more kept; use --json to list all of them")
-        for said in form.not_kept():
-            note(prefix + said)
-    counts = [getattr(result.stats, name) for name in STATS]
-    rates = terminal.rates(*counts) if result.stats.rounds else []
-    note(f"{prefix}[{', '.join([result.summary(), *rates])}]")
-
-
-def _kept(piece: Piece) -> str:
-    """Return what is said of an output that was not used, where it would have changed first."""
-    texts = [one_line(text) for text in (piece.source, piece.refused) if text is not None]
-    same = len(commonprefix(texts)) if len(texts) > 1 else 0
-    start = max(0, same - SHOWN // 2)
-    parts = [text[start : start + SHOWN] + "..." * (len(text) > start + SHOWN) for text in texts]
-    shown = " -> ".join("..." * (start > 0) + part for part in parts)
-    what = f"decoded again {piece.retried}" if piece.retried else "kept"
-    return f"{what}, {one_line(piece.reason or '')}: {shown}"
-
-
-def _record(done: Rewritten, form: PlainFile) -> dict[str, Any]:
-    """Return what `--json` prints besides the text."""
-
-    def told(piece: Piece) -> dict[str, Any]:
-        names = ("reason", "source", "refused")
-        place = {form.unit: form.number(piece.line)}
-        return place | {name: getattr(piece, name) for name in names}
-
-    return {
-        "pieces": len(done.pieces),
-        "changed": sum(piece.status == "changed" for piece in done.pieces),
-        "kept": [told(piece) for piece in done.kept],
-        "retried": [told(piece) for piece in done.pieces if piece.retried],
-        "not_kept": form.not_kept(),
-        "stats": {name: getattr(done.stats, name) for name in STATS},
-    }

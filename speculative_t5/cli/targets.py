@@ -93,6 +93,8 @@ class OutputOptions:
             raise ValueError(f"{' and '.join(given)} say where the text goes: give one of them")
         if self.backup and not self.in_place:
             raise ValueError("--backup keeps what --in-place replaces: give both, or neither")
+        if self.check and self.diff is None and not self.json:
+            vars(self).update(diff="terminal")
         if self.check and (self.review or self.diff == "html"):
             raise ValueError("--check writes nothing: leave out --review and --diff html")
 
