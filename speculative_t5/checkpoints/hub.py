@@ -73,10 +73,9 @@ def flat_name(name: str) -> str:
     # As huggingface_hub allows them.
     whole = re.fullmatch(r"(?:\b[\w.-]+\b/)?\b[\w.-]{1,96}\b", name)
     if not whole or re.search(r"\.\.|--|\.git$", name):
-        raise ValueError(
-            f"{name!r} is neither a folder here nor a valid name on the Hub: {or_nearest(name)}"
-            "give the path of a folder, or a name such as google/flan-t5-small"
-        )
+        advice = "give the path of a folder, or a name such as google/flan-t5-small"
+        advice = or_nearest(name) + advice
+        raise ValueError(f"{name!r} is neither a folder here nor a valid name on the Hub: {advice}")
     return name.rsplit("/", 1)[-1]
 
 

@@ -125,8 +125,8 @@ def _without_home(value: Any) -> Any:
 def _folder(model: str) -> str:
     folder = find_folder(model) or find_cached(model)
     if folder is None:
+        advice = or_nearest(model) + "give the path of a folder, or load the model once"
         raise ValueError(
-            f"no model on this machine is named {model!r}, and doctor downloads none: "
-            f"{or_nearest(model)}give the path of a folder, or load the model once"
+            f"no model on this machine is named {model!r}, and doctor downloads none: {advice}"
         )
     return str(folder)
