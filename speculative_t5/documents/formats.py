@@ -15,11 +15,11 @@ from html import escape, unescape
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 from ..errors import decoded
 from .layout import bare, places
 from .splitting import Breaks
+from .word_package import open_word, roots
 
 # Of the files that are taken from folders.
 SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx", ".html", ".htm")
@@ -156,18 +156,7 @@ class WordFile(PlainFile):
     unit = "paragraph"
 
     def __init__(self, data: bytes, name: str) -> None:
-        try:
-            from docx import Document
-            from docx.opc.exceptions import PackageNotFoundError
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"{name} needs a package that is not installed (python-docx): run "
-                "pip install 'speculative-t5[word]'"
-            ) from error
-        try:
-            self._document = Document(io.BytesIO(data))
-        except (BadZipFile, KeyError, ValueError, PackageNotFoundError) as error:
-            raise ValueError(f"{name} is not a document of Word: save it as .docx") from error
+        self._document = open_word(data, name)
         self._stretches = [*self._found()]
         self._estimated: list[int] = []
         self.text = "\n".join(_text_of(texts) for _, texts in self._stretches)
@@ -179,11 +168,7 @@ class WordFile(PlainFile):
         """Yield the number of a paragraph, and elements of text that follow one another in it."""
         from docx.oxml.ns import qn
 
-        roots = [self._document.element.body]
-        for relation in self._document.part.rels.values():
-            if relation.reltype.endswith(("/header", "/footer")):
-                roots.append(relation.target_part.element)
-        paragraphs = (each for root in roots for each in root.iter(qn("w:p")))
+        paragraphs = (p for root in roots(self._document) for p in root.iter(qn("w:p")))
         for number, paragraph in enumerate(paragraphs, 1):
             texts: list[Any] = []
             runs = (
@@ -192,7 +177,7 @@ class WordFile(PlainFile):
                 if next(run.iterancestors(qn("w:p"), qn("w:moveFrom"))) is paragraph
             )  # not in a text box, nor moved
             for child in (child for run in runs for child in run):
-                if child.tag == qn("w:t"):
+                if child.tag == qn("w:t") and not len(child):
                     texts.append(child)
                 elif texts and child.tag not in (qn("w:rPr"), qn("w:lastRenderedPageBreak")):
                     yield number, texts

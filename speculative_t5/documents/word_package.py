@@ -1,0 +1,89 @@
+"""Opens the package of files that a document of Word is, and says in a line what is wrong with it.
+
+Imports `errors` alone; python-docx is imported where there is such a document.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+from ..errors import first_line
+
+MOST_XML, MOST = 100 * 10**6, 512 * 10**6  # bytes, unpacked, of text and of all that it holds
+OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # how files begin that are encrypted, or of old Words
+ENCRYPTED = 1  # the bit of a member's flags
+
+
+def open_word(data: bytes, name: str) -> Any:
+    """Return python-docx's document.
+
+    Raises:
+        ValueError: If python-docx is not installed, or the bytes are no whole document of Word.
+    """
+    try:
+        from docx import Document
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{name} needs a package that is not installed (python-docx): run "
+            "pip install 'speculative-t5[word]'"
+        ) from error
+    _check_package(data, name)
+    stream = io.BytesIO(data)
+    try:
+        document = Document(stream)
+        roots(document)
+    except MemoryError:
+        raise
+    except Exception as error:  # python-docx, lxml and zipfile promise none for damaged files
+        why = first_line(error).replace(repr(stream), name)
+        raise ValueError(
+            f"{name} is no whole document of Word ({why}): save it again as .docx"
+        ) from error
+    if document.element.body is None:
+        raise ValueError(f"{name} is no whole document of Word (no body): save it again as .docx")
+    if any(root.getroottree().docinfo.internalDTD is not None for root in roots(document)):
+        raise ValueError(
+            f"{name} declares a document type, which documents of Word have not: save it again as "
+            ".docx"
+        )
+    return document
+
+
+def roots(document: Any) -> list[Any]:
+    """Return the elements that have text: the body, and headers and footers."""
+    from docx.opc.part import XmlPart
+
+    body = document.element.body
+    found = [] if body is None else [body]
+    for relation in document.part.rels.values():
+        if relation.reltype.endswith(("/header", "/footer")) and not relation.is_external:
+            part = relation.target_part
+            if isinstance(part, XmlPart):
+                found.append(part.element)
+    return found
+
+
+def _check_package(data: bytes, name: str) -> None:
+    """Refuse bytes that are no package, are encrypted, or unpack to more than can be read."""
+    if data.startswith(OLD):
+        raise ValueError(
+            f"{name} has a password, or is of Word before 2007: save it as .docx without a password"
+        )
+    try:
+        with ZipFile(io.BytesIO(data)) as package:
+            members = package.infolist()
+    except (BadZipFile, NotImplementedError, ValueError) as error:
+        raise ValueError(f"{name} is not a document of Word: save it as .docx") from error
+    if any(member.flag_bits & ENCRYPTED for member in members):
+        raise ValueError(f"{name} has a password: save it as .docx without a password")
+    sizes = {member.filename: member.file_size for member in members}
+    xml = sum(size for inner, size in sizes.items() if inner.endswith((".xml", ".rels")))
+    for size, most, what in ((xml, MOST_XML, "text"), (sum(sizes.values()), MOST, "all")):
+        if size > most:
+            raise ValueError(
+                f"{name} unpacks to {math.ceil(size / 1e6):,} MB of {what}, and at most "
+                f"{most / 1e6:,.0f} are read: split it into several"
+            )

@@ -1,0 +1,175 @@
+"""Documents of Word that are broken: one line each, and the rest of a folder is done."""
+
+import io
+import random
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from speculative_t5.documents import read_file, word_package
+
+import pytest
+from commands import Call
+from conftest import REPOSITORY
+from docx import Document as Word
+from messages import check_message
+
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
+WRONG, RIGHT = "She have a apple.", "She has an apple."
+BODY, RELATIONS, TYPES = "word/document.xml", "word/_rels/document.xml.rels", "[Content_Types].xml"
+ENTITIES = b"?>\n<!DOCTYPE x [<!ENTITY a 'a'><!ENTITY b SYSTEM 'file:///etc/passwd'>]>"
+
+
+def whole() -> bytes:
+    document = Word()
+    document.add_paragraph(WRONG)
+    document.sections[0].header.paragraphs[0].text = WRONG
+    file = io.BytesIO()
+    document.save(file)
+    return file.getvalue()
+
+
+WHOLE = whole()
+Parts = dict[str, bytes]
+
+
+def packed(change: Callable[[Parts], object]) -> bytes:
+    """Return a package whose parts were changed."""
+    with zipfile.ZipFile(io.BytesIO(WHOLE)) as package:
+        parts = {name: package.read(name) for name in package.namelist()}
+    change(parts)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as package:
+        for name, data in parts.items():
+            package.writestr(name, data)
+    return file.getvalue()
+
+
+def replaced(name: str, *pair: bytes) -> bytes:
+    return packed(lambda parts: parts.update({name: parts[name].replace(*pair, 1)}))
+
+
+def with_flag(offset: int, value: int) -> bytes:
+    """Return the package with a byte in what its directory says of each part."""
+    data, at = bytearray(WHOLE), 0
+    while (at := data.find(b"PK\x01\x02", at)) >= 0:
+        data[at + offset] = value
+        at += 4
+    return bytes(data)
+
+
+def without_body(parts: Parts) -> None:
+    parts[BODY] = parts[BODY].replace(b"w:body", b"w:other")
+
+
+DEEP = b"<w:p>" * 5000 + b"</w:p>" * 5000
+BROKEN = {
+    "not a zip": (b"PK\x03\x04 and more", "is not a document of Word"),
+    "nothing": (b"", "is not a document of Word"),
+    "half of it": (WHOLE[: len(WHOLE) // 2], "is not a document of Word"),
+    "another package": (packed(lambda parts: parts.clear()), "is no whole document of Word"),
+    "bad XML": (replaced(BODY, b"<w:body>", b"<w:body><"), "is no whole document of Word"),
+    "no XML": (packed(lambda parts: parts.update({BODY: b"text"})), "is no whole document of Word"),
+    "other XML": (packed(lambda parts: parts.update({BODY: b"<a/>"})), "is no whole document"),
+    "no body": (packed(without_body), "is no whole document of Word (no body)"),
+    "deep XML": (replaced(BODY, b"<w:body>", b"<w:body>" + DEEP), "Excessive depth in document"),
+    "entities": (replaced(BODY, b"?>", ENTITIES), "declares a document type"),
+    "an unknown entity": (replaced(BODY, b"She", b"&she;"), "Entity 'she' not defined"),
+    "bad relations": (replaced(RELATIONS, b"<Rel", b"<<Rel"), "is no whole document of Word"),
+    "no relations": (packed(lambda parts: parts.pop("_rels/.rels")), "is no whole document"),
+    "a relation to nothing": (replaced(RELATIONS, b"styles.xml", b"gone.xml"), "gone.xml"),
+    "bad types": (replaced(TYPES, b"<Types", b"<Type"), "is no whole document of Word"),
+    "other types": (replaced(TYPES, b"document.main", b"x"), "is no whole document of Word"),
+    "no types": (packed(lambda parts: parts.pop(TYPES)), "is no whole document of Word"),
+    "encrypted": (word_package.OLD + b"\0" * 600, "has a password, or is of Word before 2007"),
+    "encrypted parts": (with_flag(8, 1), "has a password"),
+    "an unknown compression": (with_flag(10, 99), "is no whole document of Word"),
+    "other bytes": (WHOLE.replace(WHOLE[60:70], b"0123456789"), "is no whole document of Word"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_document_of_word_is_one_line(kind: str) -> None:
+    data, found = BROKEN[kind]
+    with pytest.raises(ValueError) as raised:
+        read_file(data, "a.docx")
+    check_message(str(raised.value), "a.docx")
+    assert found in str(raised.value)
+
+
+def test_too_much_text_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = packed(lambda parts: parts.update({BODY: b" " * (word_package.MOST_XML + 1)}))
+    with pytest.raises(ValueError, match="unpacks to 101 MB of text, and at most 100 are read"):
+        read_file(large, "a.docx")
+    monkeypatch.setattr(word_package, "MOST", 10**6)
+    picture = packed(lambda parts: parts.update({"word/media/a.png": bytes(10**6)}))
+    with pytest.raises(ValueError, match=r"unpacks to \d MB of all, and at most 1 are read"):
+        read_file(picture, "a.docx")
+
+
+def spoiled(chance: random.Random) -> bytes:
+    """Return a document with a fault somewhere."""
+    name = chance.choice([BODY, RELATIONS, TYPES, "_rels/.rels", "word/styles.xml"])
+
+    def change(parts: Parts) -> None:
+        data, kind = bytearray(parts[name]), chance.randrange(4)
+        at = chance.randrange(len(data))
+        if kind == 0:
+            del data[at:]
+        elif kind == 1:
+            data[at] = chance.choice(b'<>&"=/a\0\xff')
+        elif kind == 2:
+            data[at:at] = chance.choice([b"<x>", b"<!-- -->", b"&a;", b"<w:t>a</w:t>"])
+        else:
+            values = re.findall(rb'"([^"]*)"', data)
+            data = data.replace(chance.choice(values), chance.choice([b"", b"..", *values[:3]]))
+        parts[name] = bytes(data)
+
+    if chance.random() < 0.7:
+        return packed(change)
+    data = bytearray(WHOLE)
+    for _ in range(chance.randint(1, 9)):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_fault_anywhere_is_one_line_or_none(seed: int) -> None:
+    data = spoiled(random.Random(seed))
+    try:
+        form = read_file(data, "a.docx")
+        form.rewritten(form.text.replace("have", "has"))
+        form.not_kept()
+    except ValueError as error:
+        check_message(str(error), "a.docx")
+
+
+def test_comments_within_a_text_lose_nothing() -> None:
+    """They stand between its parts, which stay; what is around them is read."""
+    text = b"</w:t></w:r><w:r><w:t>One <!-- x -->two</w:t></w:r><!-- y --><w:r><w:t>He go."
+    form = read_file(replaced(BODY, b"She have a apple.", b"She have." + text), "a.docx")
+    assert form.text.split("\n")[:2] == ["She have.", "He go."]
+    done = form.rewritten(form.text.replace("go", "goes"))
+    with zipfile.ZipFile(io.BytesIO(done)) as package:
+        body = package.read(BODY).decode()
+    assert "One <!-- x -->two" in body and "He goes." in body
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "weights").symlink_to(REPOSITORY / "weights")
+    (tmp_path / "in").mkdir()
+    return tmp_path
+
+
+def test_a_folder_with_broken_documents_is_done(call: Call, here: Path) -> None:
+    for kind, (data, _) in BROKEN.items():
+        (here / "in" / f"{kind}.docx").write_bytes(data)
+    (here / "in" / "whole.docx").write_bytes(WHOLE)
+    done = call("document", "in", "--in-place")
+    assert done.code == 1 and len(done.err) == 1 + len(BROKEN), done.err
+    found = Word(str(here / "in" / "whole.docx"))
+    assert found.paragraphs[0].text == found.sections[0].header.paragraphs[0].text == RIGHT
+    (line,) = call("document", "in/encrypted.docx").err
+    assert line.startswith("error: in/encrypted.docx has a password")
