@@ -29,6 +29,7 @@ from speculative_t5.models.t5 import T5
 from speculative_t5.models.t5gemma import T5Gemma
 from speculative_t5.models.t5gemma_config import T5GemmaConfig
 
+import browsing
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -380,3 +381,31 @@ def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     from commands import caller  # which imports this module
 
     return caller(here, monkeypatch, capfd)
+
+
+# A browser, for the server's page:
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=browsing.BROWSER, args=["--no-sandbox"])
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """A tab."""
+    with chromium.new_page() as made:
+        made.set_default_timeout(1000 * browsing.SECONDS)
+        yield made
+
+
+@pytest.fixture
+def logged(page: Any) -> list[str]:
+    """What the page logs, its errors and violated policies included."""
+    found: list[str] = []
+    page.on("console", lambda message: found.append(message.text))
+    page.on("pageerror", lambda error: found.append(str(error)))
+    return found

@@ -469,7 +469,7 @@ def test_a_translation_of_html_keeps_its_tags() -> None:
     found = translate(fields | {"format": "html"}, texts)  # type: ignore[arg-type]
     assert found == {
         "translatedText": "<h1>Day</h1><p>That is a <b>good house.</b>", "kept": [],
-        "warnings": {"incompleteResults": False},
+        "warnings": {"incompleteResults": False}, "passages": 2,
     }  # fmt: skip
 
 

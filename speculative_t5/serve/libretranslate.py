@@ -18,8 +18,8 @@ def translate(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> di
     """Answer POST /translate: translate a text, or each of a list of texts.
 
     With the format html tags stay, and words within them are translated. Passages in which
-    something is seen to be wrong stay as they were: `kept` has them with the reasons, and the
-    `warnings` say so. With the source auto each text of a list is in a language of its own. A text
+    something is seen to be wrong stay as they were: `kept` has them with the reasons, `passages` is
+    how many there are in all, and the `warnings` say so. With the source auto each text of a list is in a language of its own. A text
     that is in the target language already stays as it is.
     """
     source, target = (text_field(fields, name) for name in ("source", "target"))
@@ -44,6 +44,7 @@ def translate(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> di
     kept = [piece for piece in pieces if piece.status == "kept"]
     answer["translatedText"] = outputs if isinstance(asked, list) else outputs[0]
     answer["kept"] = [{"text": piece.source, "reason": piece.reason} for piece in kept]
+    answer["passages"] = len(pieces)
     return answer | {"warnings": _warnings(len(kept), len(pieces))}
 
 
