@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
-from difflib import SequenceMatcher
 from html import escape
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from ..errors import count
+from .alignment import opcodes
 
 if TYPE_CHECKING:
     from .rewriting import Rewritten
@@ -43,7 +43,7 @@ Change = tuple[str, str]  # of a line: a stretch of the text before and of that 
 def changes(before: str, after: str) -> Iterator[Change]:
     """Yield the stretches of two lines in order; equal ones are equal, others are the changes."""
     a, b = _words(before), _words(after)
-    for _, i1, i2, j1, j2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+    for _, i1, i2, j1, j2 in opcodes(a, b):
         yield "".join(a[i1:i2]), "".join(b[j1:j2])
 
 
@@ -57,7 +57,7 @@ def edits(before: str, after: str) -> list[tuple[int, int, str]]:
         return []
     a, b = _words(before), _words(after)
     found: list[tuple[int, int, int, int]] = []
-    for tag, i1, i2, j1, j2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+    for tag, i1, i2, j1, j2 in opcodes(a, b):
         if tag == "equal":
             continue
         last = found[-1][1] if found else 0
@@ -79,17 +79,17 @@ def edits(before: str, after: str) -> list[tuple[int, int, str]]:
 
 def _words(text: str) -> list[str]:
     """Split a text into words, spaces and signs; marks and joined emoji stay with their base."""
-    words: list[str] = []
+    words: list[list[str]] = []  # each in parts
     for word in _WORD.findall(text):
-        last, first = words[-1][-1] if words else "", word[0]
+        last, first = words[-1][-1][-1] if words else "", word[0]
         follows_mark = last and unicodedata.category(last)[0] == "M" and first.isalnum()
         if last and (
             follows_mark or JOINER in (last, first) or unicodedata.category(first)[0] == "M"
         ):
-            words[-1] += word
+            words[-1].append(word)
         else:
-            words.append(word)
-    return words
+            words.append([word])
+    return ["".join(parts) for parts in words]
 
 
 def lines(text: str) -> list[str]:
