@@ -40,7 +40,7 @@ class Letters:
         return "".join(self.words[i] for i in ids)
 
 
-STOPS = [["ab"], ["abab"], ["b", "abc"], ["aab", "ba"], ["bcd", "c"], ["aaa", "ca"]]
+STOPS = [["ab"], ["bc", "abc"], ["abab"], ["b", "abc"], ["aab", "ba"], ["bcd", "c"], ["aaa", "ca"]]
 
 
 @pytest.mark.parametrize("stops", STOPS, ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -110,6 +111,31 @@ def as_record(done: Generation) -> dict[str, str | float]:
     return {"text": done.text, "finish_reason": done.finish_reason, **score}
 
 
+class _StopString:
+    """Looks for a string in text that comes in parts, as Knuth, Morris and Pratt (1977) do."""
+
+    def __init__(self, string: str) -> None:
+        self.string = string  # not empty
+        self.begun = 0  # characters of it with which the text ends, fewer than all
+        # For each beginning of it, how long a shorter one is with which that one ends.
+        self._shorter = [0]
+        for char in string[1:]:
+            length = self._shorter[-1]
+            while length and string[length] != char:
+                length = self._shorter[length - 1]
+            self._shorter.append(length + (string[length] == char))
+
+    def ends_with(self, char: str) -> bool:
+        """Take the next character; return whether the string ends with it."""
+        while self.begun and self.string[self.begun] != char:
+            self.begun = self._shorter[self.begun - 1]
+        self.begun += self.string[self.begun] == char
+        if self.begun < len(self.string):
+            return False
+        self.begun = self._shorter[-1]
+        return True
+
+
 class StoppedText(Detokenizer):
     """Makes text of the ids of one output, up to the string that ends first of some.
 
@@ -120,9 +146,10 @@ class StoppedText(Detokenizer):
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], min_tokens: int = 0) -> None:
         super().__init__(tokenizer)
         self.stopped = False  # whether one of the strings has come
-        self._strings = strings  # none is empty
+        self._strings = [*map(_StopString, strings)]  # none is empty
         self._early = min_tokens  # above 0 as long as no string counts
-        self._held = ""
+        self._held: deque[str] = deque()  # in parts, as a string to stop at may be long
+        self._size = 0  # of all parts, in characters
 
     def add(self, token: int) -> str:
         """Return the text that can be shown now; after a stop there is none."""
@@ -130,8 +157,9 @@ class StoppedText(Detokenizer):
         return self._passed(super().add(token))
 
     def finish(self) -> str:
-        text = self._passed(super().finish()) + self._held
-        self._held = ""
+        text = self._passed(super().finish()) + "".join(self._held)
+        self._held.clear()
+        self._size = 0
         return text
 
     def __call__(self, tokens: Sequence[int]) -> int | None:
@@ -145,27 +173,31 @@ class StoppedText(Detokenizer):
     def _passed(self, piece: str) -> str:
         if self.stopped:
             return ""
-        text, new = self._held + piece, len(self._held)
-        if self._early <= 0:
-            found = []
-            for string in self._strings:
-                # It ends in the new piece: what was held back is only the beginning of one.
-                start = text.find(string, max(0, new - len(string) + 1))
-                if start >= 0:
-                    found.append((start + len(string), start))
-            if found:
-                self.stopped, self._held = True, ""
-                return text[: min(found)[1]]
-        # The longest end of the text that begins a string.
-        begun = [
-            length
-            for string in self._strings
-            for length in range(1, min(len(string), len(text) + 1))
-            if text.endswith(string[:length])
-        ]
-        keep = max(begun, default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        before = self._size
+        self._held.append(piece)
+        self._size += len(piece)
+        for end, char in enumerate(piece, before + 1):
+            found = [len(each.string) for each in self._strings if each.ends_with(char)]
+            if found and self._early <= 0:
+                text = self._taken(end - max(found))
+                self.stopped = True
+                self._held.clear()
+                self._size = 0
+                return text
+        # The longest end of the text that begins a string is held back.
+        return self._taken(self._size - max((each.begun for each in self._strings), default=0))
+
+    def _taken(self, size: int) -> str:
+        """Take so many characters from the beginning of what is held back."""
+        self._size -= size
+        parts = []
+        while size:
+            part = self._held.popleft()
+            parts.append(part[:size])
+            if len(part) > size:
+                self._held.appendleft(part[size:])
+            size -= len(parts[-1])
+        return "".join(parts)
 
 
 def as_chunk(done: Round, detokenizer: Detokenizer | None) -> Chunk:
