@@ -200,8 +200,8 @@ def resolved(name_or_path: str) -> str:
 
 def short_name(name_or_path: str | Path) -> str:
     """Return the last part of a model's name, or of its path, which may be in the Hub's cache."""
-    cached = re.search(r"models--[\w.-]+--([\w.-]+)/snapshots/", str(name_or_path))
-    return cached[1] if cached else name_of_folder(Path(name_or_path))
+    cached = re.search(r"(?<![^/])models--([\w.-]+)/snapshots/", str(name_or_path))
+    return cached[1].rpartition("--")[2] if cached else name_of_folder(Path(name_or_path))
 
 
 def _find(name_or_path: str | Path, *, to_merge: bool = False) -> Path:

@@ -14,7 +14,8 @@ MODEL_TYPES = ("t5", "mt5", "umt5")
 T5GEMMA_TYPES = {"t5gemma": 1, "t5gemma2": 2}  # and their generations
 DRAFT_TYPE = "t5-draft"  # ours: a draft that shares its target's encoder
 _OTHER_HEAD = re.compile(
-    r"\w+For(MaskedLM|PreTraining|\w*Classification|QuestionAnswering|MultipleChoice|CTC)"
+    r"(?>\w+?For)\w*Classification"
+    r"|\w+For(?:MaskedLM|PreTraining|QuestionAnswering|MultipleChoice|CTC)"
 )
 # Classes of PEFT, torch and DeepSpeed around a model.
 _WRAPPER = re.compile(

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from langcodes import tag_is_valid
-
 from .. import __version__
 from ..documents import LANGUAGES, Piece, RewriteOptions, edits, lines
 from ..errors import shown
-from ..tokenizers import language_name, main_region
+from ..tokenizers import is_code, language_name, main_region
 from .fields import text_field
 from .requests import Refused
 from .texts import Partly, Remote, detected, ignore
@@ -96,7 +94,7 @@ def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> d
     if auto:
         language, sure = detected(text, codes)
     code = re.split("[-_]", language)[0].casefold()
-    if not auto and not (code in codes and tag_is_valid(language)):
+    if not auto and not (code in codes and is_code(language)):
         raise Refused(
             400,
             f"language is {shown(language)}, and the model corrects {_listed(codes)}: give one of "
@@ -116,9 +114,9 @@ def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> d
     options = RewriteOptions(language=code if code in LANGUAGES else "en")
     document = decoder.document(text if code in codes else "", options)
     units = [0, *accumulate(len(c.encode("utf-16-le")) // 2 for c in given)]
-    matches = []
+    matches, is_wanted = list[dict[str, Any]](), _wanted(fields)
     for piece in document.rewrite():
-        own = [*_matches(piece, fields, given, places, units)]
+        own = [*_matches(piece, fields, is_wanted, given, places, units)]
         partly({"matches": own})
         matches += own
     return answer | {"matches": sorted(matches, key=lambda match: match["offset"])}
@@ -127,6 +125,7 @@ def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> d
 def _matches(
     piece: Piece,
     fields: dict[str, Any],
+    is_wanted: Callable[[Rule], bool],
     given: str,
     places: Sequence[int],
     units: Sequence[int],
@@ -135,7 +134,7 @@ def _matches(
     for start, end, new, rule, message in _edits(piece, fields.get("level") == "picky"):
         first, last = places[start], places[end - 1] + 1
         is_text = first >= 0 and [*places[start:end]] == [*range(first, last)]
-        if not (is_text and _is_wanted(rule, fields)):  # or it would change markup
+        if not (is_text and is_wanted(rule)):  # or it would change markup
             continue
         before, behind = given[max(0, first - AROUND) : first], given[last : last + AROUND]
         context = "".join((before, given[first:last], behind))
@@ -204,18 +203,18 @@ def _edits(piece: Piece, picky: bool) -> Iterator[tuple[int, int, str, Rule, str
         yield piece.start + start, piece.start + end, new, rule, rule.message + doubt
 
 
-def _is_wanted(rule: Rule, fields: Mapping[str, Any]) -> bool:
-    """Whether a request wants the matches of a rule."""
+def _wanted(fields: Mapping[str, Any]) -> Callable[[Rule], bool]:
+    """Return what tells whether a request wants the matches of a rule."""
+    only = str(fields.get("enabledOnly")).casefold() == "true"
+    kind = "enabled" if only else "disabled"
+    rules, categories = (
+        {*str(fields.get(f"{kind}{what}", "")).split(",")} for what in ("Rules", "Categories")
+    )
 
-    def names(kind: str) -> bool:
-        rules, categories = (fields.get(f"{kind}{what}", "") for what in ("Rules", "Categories"))
-        return f"T5_{rule.kind}" in str(rules).split(",") or rule.category in str(categories).split(
-            ","
-        )
+    def is_wanted(rule: Rule) -> bool:
+        return only == (f"T5_{rule.kind}" in rules or rule.category in categories)
 
-    if str(fields.get("enabledOnly")).casefold() == "true":
-        return names("enabled")
-    return not names("disabled")
+    return is_wanted
 
 
 def _codes(tokenizer: Any) -> list[str]:

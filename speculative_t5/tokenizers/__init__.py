@@ -6,7 +6,14 @@ are imported where a tokenizer of their kind is made.
 
 from .base import TOKENIZER_FILES, ChatTokenizer, Detokenizer, Tokenizer, pieces, unknown_characters
 from .bytewise import ByteTokenizer
-from .languages import Languages, language_name, main_region, read_languages, same_language
+from .languages import (
+    Languages,
+    is_code,
+    language_name,
+    main_region,
+    read_languages,
+    same_language,
+)
 from .prompt_files import (
     MAX_LINE,
     PROMPT_FIELD,

@@ -14,6 +14,7 @@ TASK = re.compile(r"translation_([a-z]+)_to_([a-z]+)")  # T5's, in task_specific
 # Of languages, see langcodes.tag_distance: another region; another language.
 NEAR, FAR = 5, 25
 MOST_PAIRS = 10**5  # that a config.json may name
+MOST_CHARACTERS = 100  # of a language's name or code: langcodes takes long for more, or fails
 
 
 @dataclass(frozen=True)
@@ -78,16 +79,16 @@ def read_languages(config: Mapping[str, Any], vocabulary: Vocabulary) -> Languag
 
 
 def _own_prefixes(own: Any, vocabulary: Vocabulary) -> dict[tuple[str, str], str]:
-    from langcodes import get, tag_is_valid
+    from langcodes import get
 
     def filled(source: str, target: str) -> str:
         values = {"to": target, "to_name": names[target]}
         values |= {"from": source, "from_name": names[source]} if source else {}
-        return re.sub(r"\{(.*?)\}", lambda name: values[name[1]], own["prefix"])
+        return re.sub(r"\{([^{}]*)\}", lambda name: values[name[1]], own["prefix"])
 
     try:
         targets, sources = own["to"], own.get("from", [""])
-        codes = filter(tag_is_valid, (*targets, *filter(None, sources)))
+        codes = filter(is_code, (*targets, *filter(None, sources)))
         names = {code: get(code).display_name() for code in codes}
         if len(targets) * len(sources) > MOST_PAIRS:
             targets = ()
@@ -131,14 +132,18 @@ def _closest(name: str, language: str, codes: Iterable[str]) -> str:
 
 def _code(name: str, language: str, known: Mapping[str, str]) -> str:
     """Return the code of a language, given that or a name; `known` are the model's, by name."""
-    from langcodes import find, standardize_tag, tag_is_valid
+    from langcodes import find, standardize_tag
 
     if not isinstance(language, str):
         raise option_error(name, "a language's name or code", language)
     if (asked := language.casefold()) in known:
         return known[asked]
     try:
-        return standardize_tag(language) if tag_is_valid(language) else str(find(language))
+        if is_code(language):
+            return standardize_tag(language)
+        if len(language) > MOST_CHARACTERS:
+            raise ValueError(f"it has {len(language)} characters")
+        return str(find(language))
     except (LookupError, ValueError) as error:
         near = get_close_matches(asked, known, 3)
         meant = f"{_listed(known[each] for each in near)} if you meant that"
@@ -159,6 +164,13 @@ def same_language(to: str, from_: str) -> bool:
 
     one, other = _code("to", to, {}), _code("from_", from_, {})
     return bool(get(one).maximize() == get(other).maximize())
+
+
+def is_code(text: str) -> bool:
+    """Whether a text is a BCP 47 code of a language."""
+    from langcodes import tag_is_valid
+
+    return len(text) <= MOST_CHARACTERS and tag_is_valid(text)
 
 
 def language_name(code: str) -> str:
