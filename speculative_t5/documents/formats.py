@@ -27,19 +27,23 @@ FORMATS = ("txt", "md", "srt", "vtt", "html", "docx")
 WIDTH = 42  # characters of a line of subtitles, by broadcasters' rules; half without spaces
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
+_END = re.compile(r"\r\n|\r|\n")
 _SPEECH = re.compile(r"(?:<(?!v)[^>]*>|\{\\[^}]*\}|\s)*(?:[-–—]\s*\S|<v[ .])")
 # In HTML: what is not text, and the tags within a sentence.
 _TAG = re.compile(
     r"<!--.*?(?:-->|\Z)|<(script|style|pre|textarea)(?=[\s/>]).*?(?:</\1\s*>|\Z)"
-    r"|</?([a-z][\w-]*)(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*+>|<[!?][^<>]*>",
+    r"|</?([a-z][\w-]*+)(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*+>|<[!?][^<>]*>",
     re.DOTALL | re.IGNORECASE,
 )
 _INLINE = frozenset(
     "a abbr b bdi bdo cite code del dfn em font i ins kbd mark q s samp small span strong sub sup "
     "time tt u var wbr".split()
 )
-# What stands around the words of a speech: tags that enclose it, positions, notes of music.
-_AROUND = re.compile(r"((?:\s|<[^>]*>|\{\\[^}]*\}|[♪♫#])*)(.*?)((?:\s|</[^>]*>|[♪♫#])*)", re.DOTALL)
+# What stands around the words of a speech: tags that enclose it, positions, notes of music. What is
+# behind them is read backwards: forwards each blank might be the first of those at the end.
+_BEFORE = re.compile(r"(?:\s|<[^>]*>|\{\\[^}]*\}|[♪♫#])*+")
+_BEHIND = re.compile(r"(?:\s|>[^>]*/<|[♪♫#])*+")
+_LONG_NUMBER = re.compile(r"&#([0-9]{9,}+)")  # of a character
 
 
 class PlainFile:
@@ -102,18 +106,20 @@ class Subtitles(PlainFile):
                 "00:00:01,000 --> 00:00:02,500, and its text on the lines behind it"
             )
         for cue in self._cues:
+            speeches: list[list[str]] = []  # each in lines
             for line in cue.lines:
-                if cue.speeches and not _SPEECH.match(line.strip()):
-                    cue.speeches[-1] += " " + line.strip()
+                if speeches and not _SPEECH.match(line.strip()):
+                    speeches[-1].append(line.strip())
                 else:
-                    cue.speeches.append(line.strip())
-            found = [_AROUND.fullmatch(speech) for speech in cue.speeches]
-            cue.around = [(each[1], each[3]) for each in found if each]
-            cue.speeches = [each[2] for each in found if each]
+                    speeches.append([line.strip()])
+            found = [_parted(" ".join(lines)) for lines in speeches]
+            cue.around = [(before, behind) for before, _, behind in found]
+            cue.speeches = [words for _, words, _ in found]
+        self._numbers = [cue.number for cue in self._cues for _ in cue.speeches]
         self.text = "\n".join(speech for cue in self._cues for speech in cue.speeches)
 
     def number(self, line: int) -> int:
-        return [cue.number for cue in self._cues for _ in cue.speeches][line - 1]
+        return self._numbers[line - 1]
 
     def rewritten(self, text: str) -> bytes:
         lines = iter(text.split("\n"))
@@ -124,6 +130,15 @@ class Subtitles(PlainFile):
             else:
                 parts += _shown(part, [next(lines) for _ in part.speeches])
         return "".join(parts).encode()
+
+
+def _parted(speech: str) -> tuple[str, str, str]:
+    """Return what stands before the words of a speech, the words, and what stands behind them."""
+    before = _BEFORE.match(speech)
+    start = before.end() if before else 0
+    behind = _BEHIND.match(speech[start:][::-1])
+    end = len(speech) - (behind.end() if behind else 0)
+    return speech[:start], speech[start:end], speech[end:]
 
 
 def _shown(cue: _Cue, speeches: Sequence[str]) -> list[str]:
@@ -222,14 +237,15 @@ class WebPage(PlainFile):
         self._stretches[-1].append(len(self._parts))
         self._parts.append(self.text[at:])
         self._stretches = [each for each in self._stretches if "".join(self._texts(each)).strip()]
+        ends = accumulate((len(_END.findall(part)) for part in self._parts), initial=1)
+        self._lines = [*ends]  # the number of the line in which each part begins
         self.text = "\n".join(" ".join("".join(self._texts(s)).split()) for s in self._stretches)
 
     def _texts(self, stretch: Sequence[int]) -> list[str]:
-        return [unescape(self._parts[i]) for i in stretch]
+        return [_unescaped(self._parts[i]) for i in stretch]
 
     def number(self, line: int) -> int:
-        before = "".join(self._parts[: self._stretches[line - 1][0]])
-        return len(re.findall(r"\r\n|\r|\n", before)) + 1
+        return self._lines[self._stretches[line - 1][0]]
 
     def rewritten(self, text: str) -> bytes:
         made = dict(enumerate(self._parts))
@@ -239,13 +255,14 @@ class WebPage(PlainFile):
         ):
             if new == old:
                 continue
-            texts: dict[int, str] = {}
+            found: dict[int, list[str]] = {}
             for i, each in zip(stretch, self._texts(stretch), strict=True):
                 if each.strip():
-                    texts[i] = each
-                elif texts:  # spaces between tags go with the word before them
-                    texts[max(texts)] += each
+                    found[i] = last = [each]
+                elif found:  # spaces between tags go with the word before them
+                    last.append(each)
                     made[i] = ""
+            texts = {i: "".join(several) for i, several in found.items()}
             parts, estimated = _divided([*texts.values()], new)
             whole = "".join(texts.values())
             parts[0] = whole[: len(whole) - len(whole.lstrip())] + parts[0]
@@ -258,6 +275,14 @@ class WebPage(PlainFile):
     def not_kept(self) -> list[str]:
         return [f"line {n}: the places of tags within it are estimates"
                 for n in dict.fromkeys(self._estimated)]  # fmt: skip
+
+
+def _unescaped(text: str) -> str:
+    """Return a text with characters for their names and numbers.
+
+    Python makes no integers of some thousand digits, and larger numbers are no character anyway.
+    """
+    return unescape(_LONG_NUMBER.sub(lambda found: f"&#{found[1].lstrip('0')[:9] or 0}", text))
 
 
 def _text_of(texts: Sequence[Any]) -> str:
@@ -282,14 +307,17 @@ def _divided(texts: Sequence[str], line: str) -> tuple[list[str], bool]:
     if len(texts) == 1:
         return [line], False
     whole = "".join(texts)
-    words, old = re.findall(r"\s*\S+\s*", line), whole.split()
+    words, old = re.findall(r"\S+\s*", line), whole.split()
+    words[:1] = [line[: len(line) - len(line.lstrip())] + word for word in words[:1]]
     new = [word.strip() for word in words]
-    parts = [""] * len(texts)
+    parts: list[list[str]] = [[] for _ in texts]
     borders = [*accumulate(map(len, texts))]
     begins = [word.start() for word in re.finditer(r"\S+", whole)]
     for word, place in zip(words, places(new, old), strict=True):
-        parts[bisect_right(borders, begins[place])] += word  # the text in which it begins
-    return parts, 2 * len({*map(bare, new)} & {*map(bare, old)}) < len({*new})
+        parts[bisect_right(borders, begins[place])].append(word)  # the text in which it begins
+    return ["".join(each) for each in parts], 2 * len({*map(bare, new)} & {*map(bare, old)}) < len(
+        {*new}
+    )
 
 
 def format_of(name: str, form: str | None = None) -> str:

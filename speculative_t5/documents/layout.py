@@ -3,10 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from difflib import SequenceMatcher
 from itertools import accumulate
 
-_BREAK = re.compile(r"[\r\n]")
+from .alignment import opcodes, ratio
+
+# Ends of lines and pages, other characters that part a text, and NUL: they are never left out.
+PARTING = r"\0\n-\r\x1c-\x1f\x85\u2028\u2029"
+_PARTING = re.compile(f"[{PARTING}]")
 # Numbers, e-mail addresses and links, without the punctuation behind them.
 _FACTS = re.compile(
     r"\d(?:[\d.,:/]*\d)?|(?<![^\s<>()\"])[^\s<>()\"@]++@[^\s<>()\"]+\w|(?:https?://|www\.)\S*\w"
@@ -19,25 +22,25 @@ def arranged(
     r"""Join the words of an output by the gaps between the words of its source.
 
     Words are matched by difflib, without their case and punctuation; those in between are mapped in
-    proportion. Each line break comes before the word that its next line's first word became, and
-    at least one word is left for each line. Other gaps than single spaces are kept where both their
-    words have neighbours in the output; elsewhere is the `joint`. The result is None if the output
-    has fewer words than the source has lines.
+    proportion. Each gap with a line break, or another character that parts a text, comes before the
+    word that its next line's first word became, and at least one word is left for each line. Other
+    gaps than single spaces are kept where both their words have neighbours in the output; elsewhere
+    is the `joint`. The result is None if the output has fewer words than the source has lines.
 
     Example: for the words of "He go to\n> school" and "He goes to school now." the result is "He
     goes to\n> school now."
     """
     at = places(words, output)
     joints = [joint] * (len(output) - 1)
-    breaks = [i for i, gap in enumerate(gaps, 1) if _BREAK.search(gap)]
+    breaks = {i: gap for i, gap in enumerate(gaps, 1) if _PARTING.search(gap)}
     placed = _spread([at[i] for i in breaks], len(output))
     if placed is None:
         return None
     for i, gap in enumerate(gaps, 1):
         if gap != " " and i not in breaks and 1 <= at[i] == at[i - 1] + 1:
             joints[at[i] - 1] = gap
-    for i, place in zip(breaks, placed, strict=True):
-        joints[place - 1] = gaps[i - 1]
+    for gap, place in zip(breaks.values(), placed, strict=True):
+        joints[place - 1] = gap
     return "".join(gap + word for gap, word in zip(["", *joints], output, strict=True))
 
 
@@ -45,8 +48,7 @@ def places(words: Sequence[str], output: Sequence[str]) -> list[int]:
     """Return for each word of the source its place in the output, or that of what replaced it."""
     places = [0] * len(words)
     a, b = (list(map(bare, each)) for each in (words, output))
-    matcher = SequenceMatcher(None, a, b, autojunk=False)
-    for _, i1, i2, j1, j2 in matcher.get_opcodes():
+    for _, i1, i2, j1, j2 in opcodes(a, b):
         for i in range(i1, i2):
             places[i] = min(j1 + (i - i1) * (j2 - j1) // (i2 - i1), len(output) - 1)
     return places
@@ -67,7 +69,7 @@ def _spread(wanted: Sequence[int], count: int) -> list[int] | None:
 def similarity(source: str, output: str) -> float:
     """Return difflib's ratio of the letters and digits of two texts, from 0 to 1 for the same."""
     a, b = ([c for c in text.casefold() if c.isalnum()] for text in (source, output))
-    return SequenceMatcher(None, a, b, autojunk=False).ratio()
+    return ratio(a, b)
 
 
 def same_facts(source: str, output: str) -> bool:

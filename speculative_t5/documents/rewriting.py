@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 By = Literal["sentence", "paragraph", "tokens"]
 BEAMS = 4  # of the last try of a translation
+LONGEST = 20_000  # characters that are encoded at a time: no sentence has as many
 
 
 @described
@@ -264,7 +265,11 @@ class Document:
 
     def _read(self, passage: Passage) -> _Part:
         """Encode a passage, and find out whether the model can read it."""
-        prompt, reason = self._decoder.prefix + passage.flat(self.text), None
+        flat, reason = passage.flat(self.text), None
+        if len(flat) > LONGEST:
+            reason = f"it has {len(flat):,} characters, more than the {LONGEST:,} read at a time"
+            return _Part(passage, [], 0, reason)
+        prompt = self._decoder.prefix + flat
         ids = self._decoder.encode(prompt)
         limit = self.options.max_tokens or 1 << (2 * len(ids) + 15).bit_length()
         try:
@@ -277,20 +282,29 @@ class Document:
             reason = f"the model's vocabulary lacks {' '.join(source.unknown)}"
         return _Part(passage, ids, limit, reason)
 
-    def _packed(self, parts: Iterable[_Part]) -> Iterator[_Part]:
-        """Join sentences of one paragraph to parts as long as may be."""
+    def _packed(self, parts: Sequence[_Part]) -> Iterator[_Part]:
+        """Join sentences of one paragraph to parts as long as may be.
+
+        Twice as many are tried each time, then numbers between those that fit and those that don't:
+        one more each time would encode a long part again for each sentence in it.
+        """
         most = self._decoder.trained_length or math.inf
         if self.options.by == "tokens":
             most = min(most, self.options.piece_tokens)
-        pack, *others = parts
-        for part in others:
-            spans = pack.passage.spans + part.passage.spans
-            joined = self._read(Passage(spans, pack.passage.line))
-            if joined.reason or len(joined.ids) > most:
-                yield pack
-                joined = part
-            pack = joined
-        yield pack
+        start = 0
+        while start < len(parts):
+            pack, size, too_many = parts[start], 1, len(parts) - start + 1
+            while size + 1 < too_many:
+                tried = min(2 * size, (size + too_many) // 2)
+                several = parts[start : start + tried]
+                spans = tuple(span for part in several for span in part.passage.spans)
+                joined = self._read(Passage(spans, pack.passage.line))
+                if joined.reason or len(joined.ids) > most:
+                    too_many = tried
+                else:
+                    pack, size = joined, tried
+            yield pack
+            start += size
 
     def rewrite(
         self,
@@ -419,7 +433,7 @@ class Document:
             reason = "its output has an unknown character"
         elif fault := self._translation and self._translation.fault(source, done.text.strip()):
             reason = fault
-        elif (found := similarity(source, done.text)) < least:
+        elif least and (found := similarity(source, done.text)) < least:
             reason = f"its output is too different, with a similarity of {found:.2f}"
         elif least and not same_facts(source, done.text):
             reason = "its output has other numbers or addresses"

@@ -1,11 +1,14 @@
 """Splits a text into the sentences that a model may read, and leaves everything else out."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Literal
+
+from .segments import segments
 
 # Those that sentencex has rules for.
 LANGUAGES = (
@@ -16,8 +19,9 @@ INDENT = 4  # columns before code
 TILDES = 4  # that underline a heading, at least
 LABEL = 4  # words of a label, at most
 CLAUSE = 3  # words of a clause, at least
+MARKS = 1000  # characters before a passage in which the marks of its line are looked for
 
-_WORD = re.compile(r"\S+")
+_WORD = re.compile(r"[^\s\0]+")  # NUL is a blank that no text needs
 _LINE = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
 _QUOTE = re.compile(r"[ \t]{0,3}>(?:[ \t]?>)*[ \t]?")
 _BULLET = r"[-*+•◦‣·–—]|\(?[A-Za-z]\)"
@@ -31,14 +35,14 @@ _ROW = re.compile(r"\||.*\|.*\||.*(?<=\S)(?:\t| {4})[ \t]*+\S")
 # All marks that a line may begin with, and what makes its words something other than text. Here an
 # item may have any number, also a year, and there may be marks within marks, HTML and link targets.
 _KIND = re.compile(
-    rf"(\ufeff?(?:{_QUOTE.pattern}|[ \t]*(?:{_BULLET}|{_BOX}|\(?\d+[.)])(?:[ \t]+|$))*[ \t]*)"
+    rf"(\ufeff?(?:{_QUOTE.pattern}|[ \t]*(?:{_BULLET}|{_BOX}|\(?\d+[.)])(?:[ \t]+|$))*+[ \t]*)"
     rf"({_FENCE.pattern}|{_HEADING.pattern}|</?[A-Za-z]|<[!?]|\[[^\]]*\]:)?"
 )
 _END = re.compile(r"[.!?…。！？؟।։][\"'”’»)\]*_]*$")
 _CELL = re.compile(r"[^\s|](?:[^|\t]*?[^\s|])?(?=\s*(?:\||\t| {4}|$))")
 _LINK = re.compile(r"\[[^\]]+\]:[ \t]")  # where its target stands
 _PAUSE = re.compile(r"[,;:—–]$|[，；：、]")
-_BLANK = re.compile(r"\s*$")
+_BLANK = re.compile(r"[\s\0]*$")
 _OPENING = "\"'“‘„‚«‹([*_¿¡"
 
 Span = tuple[int, int]  # where a word begins and ends in the text
@@ -68,24 +72,21 @@ class Passage:
 
     def words(self, text: str) -> tuple[list[str], list[str]]:
         """Return the words of `flat`, and what stands between them in the text."""
-        words, gaps = [text[slice(*self.spans[0])]], []
-        for (_, before), (start, end) in pairwise(self.spans):
-            if before == start:  # a sentence that follows without a space
-                words[-1] += text[start:end]
-            else:
-                words.append(text[start:end])
-                gaps.append(text[before:start])
-        return words, gaps
+        borders = [
+            (before, start)
+            for (_, before), (start, _) in pairwise(self.spans)
+            if before < start  # or a sentence follows without a space
+        ]
+        starts = [self.start, *(start for _, start in borders)]
+        ends = [*(before for before, _ in borders), self.end]
+        words = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+        return words, [text[before:start] for before, start in borders]
 
 
 def sentences(text: str, passage: Passage, language: str) -> list[Passage]:
     """Split a paragraph into sentences, by the rules of sentencex."""
-    from sentencex import segment  # only where text is split
-
     flat = passage.flat(text)
-    borders = [0, *accumulate(map(len, segment(language, flat)))]
-    if borders[-1] != len(flat):
-        return [passage]
+    borders = [0, *accumulate(map(len, segments(language, flat)))]
     places = []  # in the text, of each character of flat
     for start, end in passage.spans:
         places += [*range(start, end), end]  # with the space behind the word
@@ -140,17 +141,41 @@ def _lines(text: str) -> list[_Line]:
     return lines
 
 
-def _behind(lines: Sequence[_Line], first: int, fence: str) -> int | None:
-    """Return the place behind the code that a fence opens, None if it is never closed."""
-    depth = lines[first].depth
-    for place in range(first + 1, len(lines)):
-        line = lines[place]
-        if line.depth < depth:
-            return place
-        closing = line.words.rstrip(" \t")
-        if line.depth == depth and closing.startswith(fence) and not closing.strip(fence[0]):
-            return place + 1
-    return None
+class _Fences:
+    """Finds where the code ends that a fence opens, without looking at all lines for each."""
+
+    def __init__(self, lines: Sequence[_Line]) -> None:
+        self._lines = lines
+        self._left: list[int | None] = [None] * len(lines)  # where a line's quotation has ended
+        open_: list[int] = []
+        # By depth and character, the places of lines that may close a fence, and their lengths.
+        self._closing: dict[tuple[int, str], tuple[list[int], list[int]]] = {}
+        for place, line in enumerate(lines):
+            while open_ and lines[open_[-1]].depth > line.depth:
+                self._left[open_.pop()] = place
+            open_.append(place)
+            closing = line.words.rstrip(" \t")
+            if closing.startswith(("`", "~")) and not closing.strip(closing[0]):
+                found = self._closing.setdefault((line.depth, closing[0]), ([], []))
+                found[0].append(place)
+                found[1].append(len(closing))
+        # For each such line, the longest from there on.
+        self._longest = {
+            key: [*accumulate(reversed(sizes), max)][::-1]
+            for key, (_, sizes) in self._closing.items()
+        }
+
+    def behind(self, first: int, fence: str) -> int | None:
+        """Return the place behind the code that a fence opens, None if it is never closed."""
+        key, left = (self._lines[first].depth, fence[0]), self._left[first]
+        places, sizes = self._closing.get(key, ([], []))
+        at = bisect_right(places, first)
+        if at < len(places) and self._longest[key][at] >= len(fence):
+            while sizes[at] < len(fence) and (left is None or places[at] < left):
+                at += 1
+            if left is None or places[at] < left:
+                return places[at] + 1
+        return left
 
 
 @dataclass
@@ -190,7 +215,7 @@ def paragraphs(text: str, *, labels: bool = False, breaks: Breaks = "wrapped") -
     code = 0
     if lines and marked and lines[0].words.rstrip() == "---":
         code = next((i for i, line in enumerate(lines) if i and line.words.rstrip() == "---"), 0)
-    unclosed: dict[tuple[int, str], int] = {}  # by depth and character, the shortest
+    fences = _Fences(lines)
     for place, each in enumerate(lines):
         if place < code:
             continue
@@ -201,11 +226,8 @@ def paragraphs(text: str, *, labels: bool = False, breaks: Breaks = "wrapped") -
             continue
         marker = _MARKER.match(line)
         fence = _FENCE.match(line, marker.end() if marker else 0) if marked else None
-        if fence and len(fence[0]) < unclosed.get((depth, fence[0][0]), len(line) + 1):
-            behind = _behind(lines, place, fence[0])
-            if behind is None:
-                unclosed[depth, fence[0][0]] = len(fence[0])
-            code = behind or code
+        if fence:
+            code = fences.behind(place, fence[0]) or code
         parting = marked and (_HEADING.match(line) or _RULE.match(line) or _LINK.match(line))
         is_row = marked and _ROW.match(line)
         if fence or parting or is_row or _BLANK.match(line):
@@ -282,7 +304,8 @@ def keeps_lines(text: str, passage: Passage, output: str) -> bool:
     A line is text, an item of a list, a quotation, a heading, code, HTML, a row of a table or a
     rule, see `_KIND`.
     """
-    start = max(text.rfind(end, 0, passage.start) for end in "\r\n") + 1
+    first = max(0, passage.start - MARKS)
+    start = max(first, *(text.rfind(end, first, passage.start) + 1 for end in "\r\n"))
     before = _KIND.match(text, start, passage.start)
     begins = before is not None and before.end(1) == passage.start
     head = "" if begins else "x "  # where other words come first, only the further lines count

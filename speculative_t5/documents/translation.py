@@ -15,6 +15,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
+from .segments import segments
 from .splitting import LANGUAGES
 
 # How many letters of an alphabet a character stands for, by the beginning of its Unicode name.
@@ -37,7 +38,7 @@ _ADDRESS = re.compile(
 )
 _PLACEHOLDER = re.compile(
     r"\$?(?<!\{)\{++[^{}\s]++\}+"  # {name}, ${name}, {{name}}
-    r"|%(?:\(\w+\)|\d+\$)?[-+0#]*\d*(?:\.\d+)?[sdifgx@](?!\w)"  # %s, %(name)s, %1$d, %.2f
+    r"|%(?:\(\w+\)|\d+\$)?[-+0#]*+\d*+(?:\.\d+)?[sdifgx@](?!\w)"  # %s, %(name)s, %1$d, %.2f
     r"|</?[A-Za-z][^<>]*>|&#?\w+;|\[\^\w+\]|`[^`]+`"  # marks of HTML and Markdown
 )
 _MARKER = re.compile(r"(?<!\S)\(?(?:\d{1,2}|[a-z])\)(?=\s)")
@@ -144,10 +145,8 @@ def _words(text: str) -> list[str]:
 
 
 def _sentences(text: str, language: str) -> list[str]:
-    from sentencex import segment  # only where text is split
-
     code = language.partition("-")[0]
-    found = segment(code if code in LANGUAGES else "en", text)
+    found = segments(code if code in LANGUAGES else "en", text)
     return [each for each in found if any(map(str.isalpha, each))]
 
 
