@@ -167,6 +167,9 @@ class FakeService:
         self.submitted.release()
         return self.calls[-1]
 
+    async def fitted(self, prompts: Sequence[Any], field: str = "prompt") -> list[Any]:
+        return [*prompts]
+
     def figures(self) -> dict[str, float]:
         return self.now
 

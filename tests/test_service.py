@@ -450,3 +450,27 @@ async def test_jobs_are_done_between_rounds() -> None:
         assert await asyncio.wrap_future(held)
         with pytest.raises(Refused, match="stopped before"):
             await asyncio.wrap_future(left)
+
+
+async def test_long_prompts_are_encoded_in_another_thread() -> None:
+    """Nobody waits for them; what they get, and why they are refused, is as for others."""
+    async with serving() as served:
+        threads: list[int] = []
+        decoder = served.decoder
+        fit = decoder.fit
+
+        def noted(prompt: Any) -> Any:
+            threads.append(threading.get_ident())
+            return fit(prompt)
+
+        decoder.fit = noted  # type: ignore[method-assign]
+        try:
+            given = prompts(3)
+            found = await served.fitted(given)
+            assert found == [fit(prompt).ids for prompt in given]
+            assert len(threads) == 3 and threading.get_ident() not in threads
+            with pytest.raises(Refused) as refused:
+                await served.fitted([[10**6]], "messages")
+            assert refused.value.body["error"]["param"] == "messages"
+        finally:
+            del decoder.fit  # type: ignore[method-assign]

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 MOST_SECONDS = 86_400  # of a shutdown, or a text
 MOST_TEXT = 2 * 2**20  # characters; a body has as many bytes at most
-AHEAD = 1  # processes for texts that are started with the server
 
 
 @with_options(
@@ -141,7 +140,7 @@ def serve(
         local=serving.is_loopback(host), draw_seeds=not is_given(ctx, "seed"),
         text_seconds=text_seconds, max_text=max_text,
     )  # fmt: skip
-    models = serving.Models(served, memory and memory * 1e9, serving.Workers(ahead=AHEAD))
+    models = serving.Models(served, memory and memory * 1e9, serving.Workers(ahead=True))
     with serving.bind(host, port) as listening:
         number = listening.getsockname()[1]
         server = serving.Server(

@@ -32,6 +32,7 @@ from .service import NOW, Call
 from .settings import Settings
 from .text_routes import LANGUAGES, TEXTS, TextEndpoints
 
+LONG = 20_000  # bytes of a body from which prompts are long
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
 PREFIX = "speculative_t5_"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -185,7 +186,10 @@ class Endpoints(Collector):
                 fields = requests.parse_body(body)
                 served = self._models.find(fields.get("model"))
                 service = await stack.enter_async_context(self._models.use(served))
-                answer = kind(fields, served.name, service, settings)
+                prompts = None
+                if len(body) >= LONG:  # others would wait for its tokens
+                    prompts = await service.fitted(kind.prompts(fields, service), kind.field)
+                answer = kind(fields, served.name, service, settings, prompts)
             except ValueError as error:
                 raise requests.as_refusal(error) from error
             return partial(self._answer, answer, stack.pop_all())

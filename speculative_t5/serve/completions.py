@@ -30,12 +30,18 @@ class Completion:
     prefix, kind, part_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self, fields: dict[str, Any], model: str, service: Service, settings: Settings
+        self,
+        fields: dict[str, Any],
+        model: str,
+        service: Service,
+        settings: Settings,
+        prompts: list[Prompt] | None = None,
     ) -> None:
         options = requests.parse_options(fields, settings.defaults, draw_seeds=settings.draw_seeds)
         self._service, self._samples = service, options.num_return_sequences
         self.top = requests.number_of_top(fields, chat=self.field == "messages")
-        self.call = service.submit(self.prompts(fields, service), options, self.field)
+        found = prompts or self.prompts(fields, service)
+        self.call = service.submit(found, options, self.field)
         self.chunks: list[list[Chunk]] = [[] for _ in range(self.call.left)]
         self.streams = fields.get("stream", False)
         self._closes = fields.get("stream_options", {}).get("include_usage")
@@ -49,7 +55,9 @@ class Completion:
             "model": model,
         }
 
-    def prompts(self, fields: dict[str, Any], service: Service) -> list[Prompt]:
+    @classmethod
+    def prompts(cls, fields: dict[str, Any], service: Service) -> list[Prompt]:
+        """Return what is to be decoded."""
         return requests.parse_prompts(fields)
 
     def output(self, text: str) -> dict[str, Any]:
@@ -134,7 +142,8 @@ class Chat(Completion):
     field = "messages"
     prefix, kind, part_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def prompts(self, fields: dict[str, Any], service: Service) -> list[Prompt]:
+    @classmethod
+    def prompts(cls, fields: dict[str, Any], service: Service) -> list[Prompt]:
         """Return the one prompt of a chat: the messages if the model has a template for them."""
         messages, decoder = requests.parse_messages(fields), service.decoder
         tokenizer = decoder.tokenizer

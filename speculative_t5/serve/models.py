@@ -206,8 +206,8 @@ class Models:
 
     def _drop(self, served: Served) -> None:
         """Forget a service that has failed; load another model if that was the last one."""
-        assert served.service
-        error = served.service.failure or RuntimeError("it has stopped")
+        assert served.service and served.service.failure
+        error = served.service.failure
         served.failed, served.failure = time.monotonic(), first_line(error)
         self._count(served.service)
         served.service = None

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, Literal, TypeVar
 
@@ -181,13 +182,7 @@ class Service:
             )
         self._check_room(wanted)
         decoder = self.decoder
-        try:
-            sources = [decoder.fit(prompt).ids for prompt in prompts]
-        except PromptTooLong as error:
-            wrong = f"{error.found}: split the text, or start the server with --truncate"
-            raise Refused(400, wrong, param=field) from error
-        except ValueError as error:
-            raise Refused(400, str(error), param=field) from error
+        sources = fitted(decoder, prompts, field)
         own = decoder.bind(options)
         call = Call(sources, wanted, self._changed)
         for number in range(wanted):
@@ -201,6 +196,16 @@ class Service:
             self._calls.append(call)
             self._changed.notify_all()
         return call
+
+    async def fitted(self, prompts: Sequence[Prompt], field: str = "prompt") -> list[Prompt]:
+        """Return ids for prompts that are long, made in another thread, to be submitted then.
+
+        Errors are those of `submit`.
+        """
+        check_prompts(prompts)
+        self._check_room(min(len(prompts), self.max_queue))
+        fit = partial(fitted, self.decoder, prompts, field)
+        return [*await asyncio.wrap_future(THREADS.run(fit))]
 
     def compute(self, job: Callable[[SpeculativeDecoder], Answer]) -> Future[Answer]:
         """Let the thread that owns the device compute something short, between two rounds.
@@ -423,6 +428,17 @@ class Service:
 
         if results:
             self._loop.call_soon_threadsafe(put)
+
+
+def fitted(decoder: SpeculativeDecoder, prompts: Sequence[Prompt], field: str) -> list[list[int]]:
+    """Return the ids of prompts, which come from a field of a request; refuse wrong ones."""
+    try:
+        return [decoder.fit(prompt).ids for prompt in prompts]
+    except PromptTooLong as error:
+        wrong = f"{error.found}: split the text, or start the server with --truncate"
+        raise Refused(400, wrong, param=field) from error
+    except ValueError as error:
+        raise Refused(400, str(error), param=field) from error
 
 
 def stopping() -> Refused:

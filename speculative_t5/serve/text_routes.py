@@ -141,6 +141,8 @@ class Conversation:
                 self._worker.send("reply", await self._replies[kind](*found))
             except (Refused, ValueError) as error:
                 refused = error if isinstance(error, Refused) else requests.as_refusal(error)
+                if refused.status == 503 and self._has_begun:
+                    raise Unfinished(str(refused).partition(":")[0]) from error
                 self._worker.send("refused", refused.keywords)
 
     def cut_short(self, reason: str) -> bytes:

@@ -38,7 +38,6 @@ from .models import MODELS
 from .requests import Refused, as_refusal
 from .texts import Facts, Partly, Remote
 
-NICE = 5  # the server and its decoding go first
 LEFT_OVER = 10  # seconds of processor time beyond what the server allows, if it is there no more
 
 Fields = dict[str, Any]
@@ -201,11 +200,11 @@ def limit_processor_time(seconds: float) -> None:
 
 
 def main() -> None:
-    """Serve over the socket whose number is the last argument of the command."""
+    """Serve over a socket; the last arguments of the command are the priority and its number."""
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the server gets them, and ends us
         signal.signal(each, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(NICE)
+    os.nice(int(sys.argv[-2]))
     with Connection(int(sys.argv[-1])) as connection:
         identifier()  # most texts need it, and it takes a second to read
         connection.send_bytes(pickle.dumps(("ready",)))

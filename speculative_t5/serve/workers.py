@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,10 @@ from ..errors import first_line
 from .requests import Refused
 from .service import stopping
 
-MOST_WORKERS = 6  # processes; each takes about 100 MB
-FOR_SHORT = 2  # of them, that long texts leave to others
+MOST_SHORT, MOST_LONG = 4, 3  # processes for texts; each takes about 100 MB
+NICE_SHORT, NICE_LONG = 5, 15  # the server goes first, and then short texts
 MOST_WAITING = 64  # texts that may wait for one
-IDLE = 2  # processes that are kept while there is nothing to do
+IDLE = 1  # processes of each kind that are kept while there is nothing to do
 FAIR_SECONDS = 5.0  # that a process may compute while others wait for one and none is free
 LEAVING_SECONDS = 2.0  # for a process to end a text whose answer nobody waits for any more
 STOPPING_SECONDS = 2.0  # that a process may go on computing when the server stops
@@ -74,11 +74,12 @@ def start_process(command: Sequence[str], number: int) -> subprocess.Popen[bytes
 class Worker:
     """One process, its socket, and how long it has computed for its present text."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], *, is_long: bool) -> None:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = start_process(command, theirs.fileno())
+                nice = NICE_LONG if is_long else NICE_SHORT
+                self._process = start_process([*command, str(nice)], theirs.fileno())
         except OSError:
             ours.close()
             raise
@@ -87,7 +88,7 @@ class Worker:
         self.knows_models = False  # whether it has been told what they do
         self.known: dict[str, int] = {}  # those whose facts it has, and of which loading
         self.cut_for: str | None = None  # why it was ended
-        self.is_long = False  # whether its text is
+        self.is_long = is_long  # whether its texts are
         self.owes = False  # whether it has a text whose last message has not come
         self.asks = False  # whether it waits for a reply
         self._is_ready = False
@@ -114,9 +115,9 @@ class Worker:
         """For how long the server has waited for its next message."""
         return max(0.0, time.monotonic() - self._since)
 
-    async def begin(self, *, is_long: bool) -> None:
+    async def begin(self) -> None:
         """Wait until it is ready, and count what it computes from here on."""
-        self.is_long, self._computed = is_long, 0.0
+        self._computed = 0.0
         if self._streams is None:
             self._streams = await asyncio.open_unix_connection(sock=self._socket)
         if not self._is_ready:
@@ -171,7 +172,7 @@ class Worker:
         return data
 
     async def close(self) -> None:
-        """End the process, and wait for that."""
+        """End the process and its socket, and wait for that."""
         self._process.kill()
         if self._streams:
             self._streams[1].close()
@@ -192,22 +193,22 @@ class Waiting:
 class Workers:
     """Lends processes to texts, one each, in the order in which they come.
 
-    They are started when they are needed, and `ahead` of them at the start. Long texts leave some
-    to short ones. Where all are lent and a text waits, one that has only computed for
-    `FAIR_SECONDS` is ended.
+    Those for long texts have a lower priority than those for short ones. All are started when they
+    are needed; with `ahead` there is always one for a short text that waits. Where all are lent and
+    a text waits, one that has only computed for `FAIR_SECONDS` is ended.
     """
 
-    def __init__(self, *, ahead: int = 0, command: Sequence[str] | None = None) -> None:
+    def __init__(self, *, ahead: bool = False, command: Sequence[str] | None = None) -> None:
         self._ahead, self._command = ahead, command or default_command()
         self._idle: deque[Worker] = deque()
         self._lent: set[Worker] = set()
         self._waiting: deque[Waiting] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()  # that end the work on texts
+        self._tasks: set[asyncio.Task[None]] = set()  # that end the work on texts, or processes
         self._is_stopping = False
 
     def start(self) -> None:
-        """Start some processes, so that the first text does not wait for one."""
-        self._idle.extend(Worker(self._command) for _ in range(self._ahead))
+        """Start a process, so that the first text does not wait for it."""
+        self._start_ahead()
 
     @contextlib.asynccontextmanager
     async def lent(self, *, is_long: bool) -> AsyncIterator[Worker]:
@@ -218,12 +219,16 @@ class Workers:
         """
         worker = await self._take(is_long)
         try:
-            await _begin(worker, is_long=is_long)
+            await _begin(worker)
             yield worker
         finally:
-            task = asyncio.create_task(self._take_back(worker))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._take_back(worker))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that nobody waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _take(self, is_long: bool) -> Worker:
         if self._is_stopping:
@@ -255,39 +260,48 @@ class Workers:
     def _grant(self) -> None:
         """Give processes to those who wait, as far as there are any."""
         for waiting in [*self._waiting]:
-            long = sum(worker.is_long for worker in self._lent)
-            if waiting.is_long and long >= MOST_WORKERS - FOR_SHORT:
-                continue
             try:
-                worker = self._free_one()
+                worker = self._free_one(waiting.is_long)
             except OSError as error:
-                self._waiting.remove(waiting)
                 waiting.worker.set_exception(_not_started(error))
-                continue
-            if worker is None:
-                return
-            worker.is_long = waiting.is_long
-            self._lent.add(worker)
+            else:
+                if worker is None:
+                    continue
+                self._lent.add(worker)
+                waiting.worker.set_result(worker)
             self._waiting.remove(waiting)
-            waiting.worker.set_result(worker)
+        self._start_ahead()
 
-    def _free_one(self) -> Worker | None:
+    def _free_one(self, is_long: bool) -> Worker | None:
         """Return a process that has nothing to do, a new one if need be and there may be more."""
-        while self._idle:
-            if (worker := self._idle.popleft()).is_alive:
+        for worker in [each for each in self._idle if each.is_long == is_long]:
+            self._idle.remove(worker)
+            if worker.is_alive:
                 return worker
-        return Worker(self._command) if len(self._lent) < MOST_WORKERS else None
+            self._begin(worker.close())
+        lent = sum(worker.is_long == is_long for worker in self._lent)
+        may_start = lent < (MOST_LONG if is_long else MOST_SHORT)
+        return Worker(self._command, is_long=is_long) if may_start else None
+
+    def _start_ahead(self) -> None:
+        """Start a process for the next short text, if none waits for it."""
+        short = [worker for worker in (*self._idle, *self._lent) if not worker.is_long]
+        waits = any(worker in self._idle for worker in short)
+        if self._ahead and not waits and len(short) < MOST_SHORT and not self._is_stopping:
+            with contextlib.suppress(OSError):  # who needs it is told
+                self._idle.append(Worker(self._command, is_long=False))
 
     def _make_way(self) -> None:
         """End a process that has only computed for some time, if a text waits for it."""
-        ending = sum(worker.cut_for is not None for worker in self._lent)
-        if ending >= len(self._waiting) or self._idle:
-            return
-        short = any(not waiting.is_long for waiting in self._waiting)
-        able = [w for w in self._lent if not w.cut_for and (short or w.is_long)]
-        slowest = max(able, key=lambda worker: worker.going_on, default=None)
-        if slowest and slowest.going_on > FAIR_SECONDS:
-            slowest.cut("it held up other texts")
+        for is_long in (False, True):
+            waiting = sum(each.is_long == is_long for each in self._waiting)
+            lent = [worker for worker in self._lent if worker.is_long == is_long]
+            going_on = [worker for worker in lent if not worker.cut_for]
+            if len(lent) - len(going_on) >= waiting:  # enough of them end
+                continue
+            slowest = max(going_on, key=lambda worker: worker.going_on)
+            if slowest.going_on > FAIR_SECONDS:
+                slowest.cut("it held up other texts")
 
     async def _take_back(self, worker: Worker) -> None:
         """Let a process be lent again, once it has ended the work on a text."""
@@ -300,7 +314,8 @@ class Workers:
         except (TimeoutError, Unfinished, EOFError):
             worker.cut(STOPPING)
         usable = worker.is_alive and not worker.owes and not worker.cut_for
-        if not usable or self._is_stopping or len(self._idle) >= IDLE and not self._waiting:
+        idle = sum(each.is_long == worker.is_long for each in self._idle)
+        if not usable or self._is_stopping or idle >= IDLE and not self._waiting:
             await worker.close()
         else:
             self._idle.append(worker)
@@ -324,13 +339,13 @@ class Workers:
                 if late or worker.going_on > STOPPING_SECONDS:
                     worker.cut(STOPPING)
             await asyncio.sleep(0.05)
-        await asyncio.gather(*(worker.close() for worker in self._idle))
+        await asyncio.gather(*(worker.close() for worker in self._idle), *self._tasks)
         self._idle.clear()
 
 
-async def _begin(worker: Worker, *, is_long: bool) -> None:
+async def _begin(worker: Worker) -> None:
     try:
-        await worker.begin(is_long=is_long)
+        await worker.begin()
     except Unfinished as error:
         raise stopping() from error
     except EOFError as error:

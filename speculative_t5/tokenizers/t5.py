@@ -25,6 +25,7 @@ from .settings import AGAIN, SENTINEL, TokenizerSettings, read_settings
 from .steps import check_steps
 
 REPLACE = "copy the tokenizer that belongs to the model there"
+LONG = 10_000  # characters of a text that takes long
 PIECES = ("tokenizer.json", "spiece.model", "vocab.json", "vocab.txt")  # the first of them counts
 # The files that the pieces of a class are in.
 OWN_PIECES: Mapping[str, tuple[str, ...]] = {
@@ -200,7 +201,11 @@ class BackendTokenizer:
 
     def encode(self, text: str) -> list[int]:
         with self._using():
-            return list(self._backend.encode(text).ids)
+            if len(text) < LONG:
+                found = self._backend.encode(text)
+            else:  # without the interpreter's lock, for which other threads wait
+                (found,) = self._backend.encode_batch([text])
+            return list(found.ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         text = self.decode_as_it_is(ids)
