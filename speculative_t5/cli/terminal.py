@@ -36,6 +36,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # typer exports one of its errors about arguments; this is their base class.
 ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 
+# Options that earlier versions had, and what to do instead.
+GONE = {"--plot": "run bench --json | python scripts/figures/draw_sweep.py PICTURE"}
+
 # What to do about the system's own errors, by number.
 ADVICE = {
     errno.ENOENT: "check the path and its folder",
@@ -346,6 +349,9 @@ def _argument_error(error: Any) -> str:
     text = str(error.format_message()).rstrip(".").partition(", unable to parse")[0]
     if text.startswith("No such command"):  # which may have been meant as a prompt
         text += " (to give a prompt, use --prompt)"
+    for option, instead in GONE.items():
+        if text.startswith(f"No such option: {option}"):
+            return f"there is no {option} any more: {instead}"
     checked = getattr(error.__cause__, "errors", None)  # pydantic's
     return f"{text}, got {checked()[0]['input']!r}" if callable(checked) else text
 

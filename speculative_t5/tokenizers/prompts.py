@@ -176,13 +176,13 @@ class PromptEncoder:
 
     def _chat_tokenizer(self) -> ChatTokenizer:
         if not isinstance(self.tokenizer, ChatTokenizer):
-            raise ValueError(
+            raise OptionError(
                 "a chat needs a tokenizer with a chat template, and this decoder has none: "
-                "leave chat out"
+                "leave {chat} out"
             )
         if not self.tokenizer.has_chat_template:
-            raise ValueError(
-                "the model's tokenizer has no chat template: leave chat out, or choose a model "
+            raise OptionError(
+                "the model's tokenizer has no chat template: leave {chat} out, or choose a model "
                 "that is tuned for chats"
             )
         return self.tokenizer
