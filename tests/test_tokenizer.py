@@ -151,6 +151,10 @@ def test_a_repeated_blank_id_is_not_decoded_again_and_again(
         ids = [*[i] * 50, letters[0], *[i] * 50, letters[1]]
         shown = "".join(pieces(ids, Detokenizer(bytewise), end=True))
         assert shown == decode(ids), ids
+    rng = np.random.default_rng(0)
+    for _ in range(20):  # others among them, too
+        ids = [letters[0], *rng.choice(blank, 60).tolist(), letters[1]]
+        assert "".join(pieces(ids, Detokenizer(bytewise), end=True)) == decode(ids), ids
     assert len(blank) > 3 and max(lengths) < 20
 
 

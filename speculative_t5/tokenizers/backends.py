@@ -164,10 +164,9 @@ def _add_tokens(made: Made, settings: TokenizerSettings, extras: Iterable[AddedT
     tokens = [settings.listed[token] for token in sorted(settings.listed)]
     known = {token.content for token in made.backend.get_added_tokens_decoder().values()}
     known |= {token.text for token in tokens}
-    for token in (*made.named.values(), *extras):
-        # Of two with other flags, the later counts.
-        if token.text not in known and token not in tokens:
-            tokens.append(token)
+    # Of two with other flags, the later counts.
+    more = dict.fromkeys((*made.named.values(), *extras))
+    tokens += [token for token in more if token.text not in known]
     special = {token.text for token in made.named.values()}
     made.backend.add_tokens(
         [

@@ -121,9 +121,10 @@ class Detokenizer:
         # Decoding strips leading spaces, so the ids decoded again must begin with visible text.
         if last.strip():
             self._ids, text = new, last
-        elif new == [token] and self._ids[-3:] == [token] * 3:
-            # An output may end in thousands of line breaks: two of them stand for more.
-            del self._ids[-1]
+        elif len(self._ids) > 16 and len(new) == 1:
+            # An output may end in thousands of blanks: the first id, which begins with visible text
+            # unless the output has none, and the last ones stand for all of them.
+            del self._ids[1:-8]
             text = self._decode(self._ids)
         self._shown, self._before = len(self._ids), text
         return added

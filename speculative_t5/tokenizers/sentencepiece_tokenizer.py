@@ -68,9 +68,11 @@ class SentencePieceTokenizer:
         for text, (i, token) in added.items():
             if SENTINEL.fullmatch(text):
                 added[text] = (i, replace(token, special=True))
-        for token in extras:
-            if token.text not in added and token.text not in self._names:
-                added[token.text] = (max([size - 1, *(i for i, _ in added.values())]) + 1, token)
+        free, known = max([size - 1, *(i for i, _ in added.values())]) + 1, {*self._names}
+        for token in dict.fromkeys(extras):
+            if token.text not in added and token.text not in known:
+                added[token.text] = (free, token)
+                free += 1
         return added
 
     def encode(self, text: str) -> list[int]:
