@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.checkpoints.inspection import family
 from speculative_t5.decoding import ModelInfo
 from speculative_t5.generation.drafting import spelled
 from speculative_t5.models import T5Config
@@ -321,6 +322,7 @@ def test_tokenizers_without_an_end_fit_models_with_one(tmp_path: Path) -> None:
         load_tokenizer(gpt2, replace(config, vocab_size=300))
     ids = load_tokenizer(gpt2, replace(config, vocab_size=300, eos_token_id=2)).encode("a dog")
     assert not {1, 2} & {*ids}
+    assert family(config, load_tokenizer(gpt2)) == "FRED-T5"
 
 
 @pytest.mark.parametrize("make", [t5, byt5, bert, bpe])

@@ -26,6 +26,12 @@ CLASSES = {
 }
 NEW = ("<new>", "<2en>", "[EVENT]", "\n", "{", "<", "cat", "the dog", "École", "<sep>", "##x", "  ")
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+# What people's files have, and transformers 5 does not heed for these classes.
+IGNORED = {
+    "legacy": False, "sp_model_kwargs": {}, "model_max_length": 7, "padding_side": "left",
+    "truncation_side": "left", "keep_accents": True, "do_basic_tokenize": False,
+    "trim_offsets": False, "name_or_path": "a/b", "use_fast": False, "errors": "strict",
+}  # fmt: skip
 CONTROL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
 PARTS = (
     *TEXT[:6], *NEW, *CONTROL, "[CLS]", "[SEP]", "[UNK]", " ", "  ", "\t", "\n\n", ".", " ,",
@@ -86,6 +92,12 @@ def draw_folder(seed: int, root: Path) -> Drawn:
     (folder / "config.json").write_text(json.dumps({"model_type": "t5"}))
     size = _write_pieces(drawn)
     drawn.settings = _draw_settings(draw, kind)
+    if kind == "t5" and form.startswith("by_hand"):
+        drawn.settings.pop("split_special_tokens", None)  # it is heeded here, and not there
+    if draw.random() < 0.3:  # the class is named elsewhere, or follows from the model's type
+        named = {"tokenizer_class": drawn.settings.pop("tokenizer_class")}
+        model = {"model_type": draw.choice(["t5", "mt5"])} if kind == "t5" else named
+        write(folder / "config.json", {"model_type": "t5"} | model)
     drawn.added = _draw_added(draw)
     if form == "by_hand":
         _list_added(draw, drawn, size)
@@ -133,10 +145,17 @@ def _draw_settings(draw: random.Random, kind: str) -> dict[str, Any]:
         settings |= {"eos_token": "</s>", "pad_token": "<pad>"}
     if draw.random() < 0.4:
         settings["clean_up_tokenization_spaces"] = draw.random() < 0.6
+    for name, value in IGNORED.items():
+        if draw.random() < 0.1:
+            settings[name] = value
+    if draw.random() < 0.15:
+        settings["split_special_tokens"] = draw.random() < 0.7
     if kind == "byt5":
         return settings  # transformers may give its ids to tokens with a role, too
     if draw.random() < 0.2:
-        settings["sep_token"] = draw.choice(["<sep>", "</s>" if kind != "bert" else "[SEP]"])
+        name = draw.choice(["<sep>", "</s>" if kind != "bert" else "[SEP]"])
+        whole = {"__type": "AddedToken", "content": name, "lstrip": True, "special": True}
+        settings["sep_token"] = name if kind == "other" else draw.choice([name, whole])
     if draw.random() < 0.15:
         settings["task_token"] = "<task>"
     return settings
@@ -209,6 +228,8 @@ def _save(draw: random.Random, drawn: Drawn, size: int) -> None:
         else:
             tokenizer.add_tokens([token], special_tokens=each["special"])
     size = max([size - 1, *tokenizer.get_vocab().values()]) + 1
+    if drawn.kind != "byt5" and draw.random() < 0.3 and tokenizer.pad_token:
+        tokenizer("a b c", padding="max_length", truncation=True, max_length=3)  # it is saved, too
     tokenizer.save_pretrained(folder)
     known = set() if listed else {each["content"] for each in drawn.added}
     more = drawn.added if listed else [x for x in _draw_added(draw) if x["content"] not in known]
@@ -250,10 +271,7 @@ def _any_json(draw: random.Random, settings: dict[str, Any]) -> Any:
             "$A </s>", special_tokens=[("</s>", 1)]
         )
     options = {name: value for name, value in settings.items() if name != "tokenizer_class"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **options)
-    if draw.random() < 0.5:
-        tokenizer("a b c", padding="max_length", truncation=True, max_length=2)  # it is saved, too
-    return tokenizer
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
 def draw_texts(seed: int, count: int = 12) -> list[str]:

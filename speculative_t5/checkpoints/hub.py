@@ -109,11 +109,14 @@ def look_up(name: str, revision: str | None = None) -> tuple[ModelFolder, dict[s
             return folder, files
         folder.model_config()  # refused here, if it is
         if files is not None:
-            whole = "tokenizer.json" in files  # then it needs no other pieces
+            # With a tokenizer.json it needs no other pieces.
+            others = ["spiece.model", "vocab.json", "merges.txt", "vocab.txt"]
             snapshot_download(
-                name, revision=folder.path.name, allow_patterns=[*SMALL_FILES, "chat_template.*"],
-                ignore_patterns=["spiece.model", "vocab.json", "merges.txt"] if whole else None,
-            )  # fmt: skip
+                name,
+                revision=folder.path.name,
+                allow_patterns=[*SMALL_FILES, "chat_template.*"],
+                ignore_patterns=others if "tokenizer.json" in files else None,
+            )
     folder.tokenizer()
     return folder, files
 

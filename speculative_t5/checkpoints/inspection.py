@@ -153,6 +153,8 @@ def family(config: ModelConfig, tokenizer: Tokenizer) -> str:
         return "umt5"
     if isinstance(tokenizer, ByteTokenizer):
         return "byt5"
+    if getattr(tokenizer, "kind", "") == "GPT2Tokenizer":
+        return "FRED-T5"
     if config.eos_token_id == 2:
         return "madlad400" if config.gated else "codet5"
     if config.vocab_size > 200_000:

@@ -176,6 +176,7 @@ class BackendTokenizer:
                 f"{path} has no piece {made.named[role].text}, which {settings.kind} needs: "
                 f"name the one it has as {role} in tokenizer_config.json"
             )
+        self.kind = backends.class_of(settings)  # such as GPT2Tokenizer
         self._backend, self._path = made.backend, path
         self._backend.no_truncation()
         self._backend.no_padding()
