@@ -1,5 +1,5 @@
 # demo.sh and test.sh source this in the repository's root, with `extra` set. It makes .venv and
-# installs the package there. It must not read "$@": these are the arguments of the script.
+# installs the package there, with the packages of those extras. It must not read "$@": these are the arguments of the script.
 python=.venv/bin/python
 system=$(uname -s)
 
@@ -60,13 +60,21 @@ print(pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
     find .venv/lib -maxdepth 3 -name "mlx*.dist-info" | sort
 }
 
+# Whether what this stamp stands for was installed from what there is now.
+is_current() {
+    [[ -e .venv/installed-$1 && $(built_from) == $(<".venv/installed-$1") ]]
+}
+
 # Install only if that has changed since the last installation.
-stamp=.venv/installed-${extra:-base}
-if [[ ! -e $stamp || $(built_from) != $(<"$stamp") ]]; then
+if ! is_current "${extra:-base}"; then
     echo "installing into .venv${extra:+ (extra: $extra)} ..." >&2
+    wanted=(--editable ".${extra:+[$extra]}")
+    if is_current base; then  # only packages are missing, and nothing is built again
+        wanted=("speculative_t5[$extra]")
+    fi
     # Bytecode is made when a module is first imported: of most it never is.
     # Errors alone: newer versions of pip repeat what setuptools tells those who develop it.
-    "$python" -m pip install -qq --disable-pip-version-check --no-compile \
-        --editable ".${extra:+[$extra]}"
-    built_from >"$stamp"
+    "$python" -m pip install -qq --disable-pip-version-check --no-compile "${wanted[@]}"
+    built_from >.venv/installed-base
+    [[ ! $extra ]] || built_from >".venv/installed-$extra"
 fi

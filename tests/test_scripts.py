@@ -43,17 +43,46 @@ def install(tmp_path: Path) -> Callable[..., int]:
     write(tmp_path / ".venv" / "bin" / "python", FAKE_PYTHON)
     (tmp_path / PACKAGES / "mlx-0.32.4.dist-info").mkdir(parents=True)
 
-    def run(*arguments: str, compiler: str = "gcc 12") -> int:
+    def run(*arguments: str, compiler: str = "gcc 12", extra: str = "") -> int:
         write(tmp_path / "bin" / "c++", f"#!/bin/sh\necho '{compiler}'\n")
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", "extra=; . scripts/venv.sh", "demo.sh", *arguments],
+            ["bash", "-euo", "pipefail", "-c", f"extra={extra}; . scripts/venv.sh", "demo.sh",
+             *arguments],
             cwd=tmp_path, check=True, capture_output=True, text=True,
             env=os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
         )  # fmt: skip
-        assert done.stderr in ("", "installing into .venv ...\n")
+        named = f" (extra: {extra})" if extra else ""
+        assert done.stderr in ("", f"installing into .venv{named} ...\n")
         return len((tmp_path / "installations").read_text().splitlines())
 
     return run
+
+
+def test_an_extra_adds_packages_without_building_again(
+    install: Callable[..., int], tmp_path: Path
+) -> None:
+    installations = tmp_path / "installations"
+    assert install() == 1 and "--editable ." in installations.read_text()
+    assert install(extra="serve,word") == 2 == install(extra="serve,word")
+    line = installations.read_text().splitlines()[-1]
+    assert line.endswith("speculative_t5[serve,word]") and "--editable" not in line
+    write(tmp_path / SOURCE, "changed\n")
+    assert install(extra="serve,word") == 3, "built again, as the sources have changed"
+    assert "--editable .[serve,word]" in installations.read_text().splitlines()[-1]
+    assert install() == 3, "an extra has the package, too"
+
+
+def test_the_demo_refuses_an_extra_that_there_is_not() -> None:
+    for extra, found in ((["serv"], "'serv'"), ([], "''"), (["dependencies"], "'dependencies'")):
+        done = subprocess.run(
+            ["bash", "scripts/demo.sh", "--extra", *extra],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2
+        check_message(done.stderr.strip().removeprefix("error: "), found)
+        assert ", serve, " in done.stderr and ", test, " not in done.stderr.partition("serve")[0]
 
 
 def test_only_a_change_of_what_is_built_from_installs_again(
