@@ -10,6 +10,7 @@ import reprlib
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import field, fields
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,20 @@ def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     line = escaped(lines[0][:300])
     return " ".join(line.split()).rstrip(" :;,.!?") or type(error).__name__
+
+
+def rounded_up(number: float, digits: int) -> str:
+    """Return a number with so many decimals, and not below it: what is needed is enough then."""
+    return _rounded(number, digits, ROUND_CEILING)
+
+
+def rounded_down(number: float, digits: int) -> str:
+    """Return a number with so many decimals, and not above it: what is there is there then."""
+    return _rounded(number, digits, ROUND_FLOOR)
+
+
+def _rounded(number: float, digits: int, way: str) -> str:
+    return f"{Decimal(repr(float(number))).quantize(Decimal(1).scaleb(-digits), way):,}"
 
 
 def escaped(name: str) -> str:

@@ -22,6 +22,7 @@ from speculative_t5.documents import (
 )
 from speculative_t5.documents.comparison import CONTEXT
 from speculative_t5.documents.layout import arranged, same_facts, similarity
+from speculative_t5.errors import rounded_down
 
 import mlx.core as mx
 import pytest
@@ -138,7 +139,7 @@ def test_outputs_that_the_model_is_not_sure_of_are_not_used(shipped: Speculative
         assert len(kept) == unsure
     assert done.text == " ".join(sentences)
     assert [piece.reason for piece in done.kept] == [
-        f"a token of its output has a probability of {p:.4f}, which is below 1"
+        f"a token of its output has a probability of {rounded_down(p, 4)}, which is below 1"
         for p in lowest.values()
     ]
 

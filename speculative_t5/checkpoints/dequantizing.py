@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from .. import device
+from ..errors import rounded_down, rounded_up
 from ..models import Quantization, Steps, quantization_step
 from .model_folder import ModelFolder
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
@@ -42,8 +43,8 @@ def for_this_device(
     begin = f"{path} is stored in {how.bits} bits, which CPUs decode many times slower"
     if free is not None and size + SPARE > free:
         warnings.warn(
-            f"{begin}; it stays so, as {wanted} would take {size / 1e9:.2f} GB of memory, and "
-            f"{free / 1e9:.2f} GB are free",
+            f"{begin}; it stays so, as {wanted} would take {rounded_up(size / 1e9, 2)} GB of "
+            f"memory, and {rounded_down(free / 1e9, 2)} GB are free",
             stacklevel=4,
         )
         return checkpoint

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from platformdirs import user_data_path
 
-from ..errors import read_json, refuse_pointer, shown
+from ..errors import read_json, refuse_pointer, rounded_down, rounded_up, shown
 from ..files import replacing_folder
 from ..models import (
     DRAFT_TYPE,
@@ -403,7 +403,8 @@ def write_folder(
     with replacing_folder(folder, BUSY) as new:
         free = shutil.disk_usage(new).free
         if free < num_bytes:
-            lack = f"it takes {num_bytes / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free"
+            needed, left = rounded_up(num_bytes / 1e9, 2), rounded_down(free / 1e9, 2)
+            lack = f"it takes {needed} GB, and {left} GB are free"
             advice = "free some, or choose another --output"
             raise OSError(errno.ENOSPC, f"No space left on device: {lack}; {advice}")
         write_npz(new / "weights.npz", tensors)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from .. import distill as distilling
 from ..checkpoints import find_folder, load, name_of_folder, new_folder
-from ..errors import check_utf8, count, option
+from ..errors import check_utf8, count, escaped, option
 from ..models import SharingDraft
 from ..tokenizers import PROMPT_FIELD, Format, PromptEncoder
 from .options import OF_DECODERS, in_output, with_options
@@ -86,7 +86,7 @@ def distill(
     )  # fmt: skip
     task = distilling.Task(target, tokenizer, name, start)
     if dry_run:
-        print("\n".join(_plan(task, options, prompts, output)))
+        print("\n".join(map(escaped, _plan(task, options, prompts, output))))
         return
     read_by = {
         "prefix": encoder.prefix, "field": prompt_field, "format": format,
@@ -161,14 +161,14 @@ def _skipped(data: distilling.Data) -> str:
 def _result(folder: Path, judgement: distilling.Judgement, command: list[str]) -> str:
     """Return lines that name the folder and, if the draft pays, the command that uses it."""
     size = sum(path.stat().st_size for path in folder.iterdir())
-    line = f"{folder}: {size / 1e6:.1f} MB"
+    line = f"{escaped(str(folder))}: {size / 1e6:.1f} MB"
     best = distilling.fastest(judgement.speeds)
     if best is None or not judgement.pays:
         return line
     found = find_folder(folder.name)  # a name is shorter than a path
     draft = folder.name if found and found.samefile(folder) else str(folder)
     command = [*command, "--draft-model", draft, *best.option.split()]
-    return f"{line}; to use it:\n  {shlex.join(command)}"
+    return f"{line}; to use it:\n  {escaped(shlex.join(command))}"
 
 
 def _plan(

@@ -17,7 +17,7 @@ from .. import __version__
 from ..checkpoints import DTYPES, as_lines, convert, inspect
 from ..cpu import libraries
 from ..distributed import process_group
-from ..errors import check_utf8, decoded, option
+from ..errors import check_utf8, decoded, escaped, option
 from ..generation import Generation, GenerationOptions, as_record
 from . import terminal
 from .batch import batch
@@ -194,7 +194,7 @@ def convert_command(
     (model,) = given
     if only_inspect:
         inspected = inspect(model, adapter=options["adapter"], revision=options["revision"])
-        print("\n".join(as_lines(inspected)))
+        print("\n".join(map(escaped, as_lines(inspected))))
         return
     # Not before the first bytes: a refusal stays one line.
     with tqdm(
@@ -207,7 +207,7 @@ def convert_command(
 
         folder = convert(model, **options, note=note, progress=show)
     size = sum(path.stat().st_size for path in folder.iterdir())
-    print(f"{folder} ({size / 1e6:.1f} MB)")
+    print(f"{escaped(str(folder))} ({size / 1e6:.1f} MB)")
 
 
 def main() -> NoReturn:

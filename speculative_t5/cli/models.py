@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from ..checkpoints import Listed, convert_command, dtype_name, list_models
+from ..errors import escaped
 from .options import in_output, with_options
 from .terminal import columns, note, one_line
 
@@ -23,7 +24,7 @@ def models(
                 record["default_type"] = {"dtype": dtype_name(dtype), "reason": reason}
             print(json.dumps(record))
     elif found:
-        print("\n".join(as_lines(found)))
+        print("\n".join(map(escaped, as_lines(found))))
     else:
         note(f"there are no models on this machine; to convert one: {convert_command()}")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from ..checkpoints import loaded_size, locate, read_tokenizer
-from ..errors import check_integer, first_line
+from ..errors import check_integer, escaped, first_line, rounded_up
 from ..generation import GenerationOptions
 from .options import (
     DEFAULT_MODEL,
@@ -130,8 +130,8 @@ def serve(
     largest = max(each.size for each in served)
     if memory is not None and not largest <= memory * 1e9:  # as of nan
         raise ValueError(
-            f"--memory must be at least {largest / 1e9:.2f}, the size of the largest model, got "
-            f"{memory:g}"
+            f"--memory must be at least {rounded_up(largest / 1e9, 4)}, the size of the largest "
+            f"model, got {memory}"
         )
     defaults = GenerationOptions(**keywords)
     defaults.check_stream(several=True)
@@ -211,7 +211,7 @@ def _size(options: DecoderOptions) -> int:
 def announce(settings: Settings, names: Sequence[str], host: str, port: int) -> None:
     """Say where the server is, and warn if anybody may use it."""
     address = f"[{host}]" if ":" in host else host
-    print(f"serving {', '.join(names)} at http://{address}:{port}", flush=True)
+    print(f"serving {escaped(', '.join(names))} at http://{address}:{port}", flush=True)
     if not settings.local and not settings.api_keys:
         note(
             f"warning: anybody who reaches {address} can use this server: give --api-key-file, or "

@@ -11,7 +11,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..decoding import Stats, total
-from ..errors import OptionError, check_options, check_utf8, count, described, option
+from ..errors import (
+    OptionError,
+    check_options,
+    check_utf8,
+    count,
+    described,
+    option,
+    rounded_down,
+)
 from .comparison import as_page, as_table
 from .layout import arranged, same_facts, similarity
 from .splitting import (
@@ -434,7 +442,7 @@ class Document:
         elif fault := self._translation and self._translation.fault(source, done.text.strip()):
             reason = fault
         elif least and (found := similarity(source, done.text)) < least:
-            reason = f"its output is too different, with a similarity of {found:.2f}"
+            reason = f"its output is too different, with a similarity of {rounded_down(found, 2)}"
         elif least and not same_facts(source, done.text):
             reason = "its output has other numbers or addresses"
         elif laid_out is None:
@@ -462,7 +470,8 @@ class Document:
         lowest = math.exp(min((value for value, _ in found), default=0.0))
         if lowest >= least:
             return None
-        return f"a token of its output has a probability of {lowest:.4f}, which is below {least:g}"
+        shown, bound = rounded_down(lowest, 4), repr(float(least)).removesuffix(".0")
+        return f"a token of its output has a probability of {shown}, which is below {bound}"
 
     def result(self, pieces: Iterable[Piece], seconds: float = 0.0) -> Rewritten:
         """Put the pieces of all parts in their places; `seconds` is for the statistics."""
