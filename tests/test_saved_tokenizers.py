@@ -13,13 +13,14 @@ from speculative_t5.checkpoints.inspection import family
 from speculative_t5.decoding import ModelInfo
 from speculative_t5.generation.drafting import spelled
 from speculative_t5.models import T5Config
-from speculative_t5.tokenizers import Detokenizer, load_tokenizer, pieces
+from speculative_t5.tokenizers import Detokenizer, T5GemmaTokenizer, load_tokenizer, pieces
 from speculative_t5.tokenizers.cleaning import CleanUp, clean_up
 
 import numpy as np
 import pytest
 from checkpoints import refused
 from conftest import edit_json
+from families import write_tokenizer
 from tokenizer_folders import (
     FORMS,
     KINDS,
@@ -447,3 +448,28 @@ def test_steps_that_are_damaged_or_make_texts_long_are_refused(tmp_path: Path, n
     with refused(message):
         load_tokenizer(folder)
     assert time.process_time() - start < 5, "30 s and more before there were bounds"
+
+
+@pytest.mark.parametrize("steps", [[prepend("a" * 100_000)] * 50, [charsmap(8, b"")]])
+def test_steps_of_t5gemma_are_looked_at_too(tmp_path: Path, steps: Any) -> None:
+    write_tokenizer(tmp_path / "gemma", "gemma")
+    changed = {"type": "Sequence", "normalizers": steps}
+    edit_json(tmp_path / "gemma" / "tokenizer.json", normalizer=changed)
+    with refused("tokenizer.json has ", tmp_path):
+        T5GemmaTokenizer(tmp_path / "gemma")
+
+
+@pytest.mark.parametrize("kind", ["t5", "gemma"])
+def test_a_panic_of_the_library_is_one_line(tmp_path: Path, kind: str) -> None:
+    """Where one token takes in the blanks that another is made of; transformers panics there."""
+    folder = tmp_path / "tokenizer"
+    tokens = [token("\n", lstrip=True), token("<new>", rstrip=True)]
+    tokenizer: Any
+    if kind == "t5":
+        tokenizer = load_tokenizer(saved(t5(folder), *tokens))
+    else:
+        write_tokenizer(folder, "gemma")
+        tokenizer = T5GemmaTokenizer(saved(folder, *tokens))
+    assert tokenizer.encode("a <new> b \n")
+    with refused("fails on this text: AddedVocabulary bad split; give another one", folder):
+        tokenizer.encode("a <new> \n b")

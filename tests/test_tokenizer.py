@@ -168,9 +168,13 @@ def test_characters_are_shown_whole(bytewise: Any) -> None:
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
-    for name, kind in (("spiece.model", "SentencePiece model"), ("tokenizer.json", "tokenizer")):
-        (tmp_path / name).write_text("{")
-        with refused(f"{name} is not a {kind}", tmp_path):
+    for name, content, wrong in (
+        ("spiece.model", "{", "a SentencePiece model"),
+        ("tokenizer.json", "{", "JSON"),
+        ("tokenizer.json", "{}", "a tokenizer"),
+    ):
+        (tmp_path / name).write_text(content)
+        with refused(f"{name} is not {wrong}", tmp_path):
             load_tokenizer(tmp_path)
 
 

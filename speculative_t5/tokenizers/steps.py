@@ -1,4 +1,4 @@
-"""Refuses a tokenizer.json whose steps could make a short text very long."""
+"""What may be wrong with a tokenizer.json: steps that make texts very long, and panics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import first_line, read_json
 from .settings import AGAIN
 
 MAX_STEPS = 100  # that a text goes through; published files have up to six
@@ -18,17 +19,17 @@ USUAL_REPLACEMENT, MAX_REPLACEMENT = 33, 256
 _NESTED = ("normalizers", "pretokenizers", "decoders", "processors")
 
 
-def check_steps(path: Path, stored: Any) -> None:
+def check_steps(path: Path) -> None:
     """Refuse steps that take a time out of proportion to the text they are given.
 
     Args:
-        path: The file, for the message.
-        stored: What it holds, parsed.
+        path: A tokenizer.json.
     """
+    stored = read_json(path, AGAIN)
     steps = [
         step
         for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-        for step in _flattened(stored.get(name) if isinstance(stored, dict) else None)
+        for step in _flattened(stored.get(name))
     ]
     growth, added, around, longest = 1.0, 0, 0, 0
     for step in steps:
@@ -101,3 +102,17 @@ def _replacements(charsmap: bytes) -> list[bytes]:
         if size and size % 4 == 0 and whole.endswith(b"\0") and whole.decode():
             return whole.split(b"\0")
     return []
+
+
+@contextlib.contextmanager
+def in_one_line(found: str, advice: str) -> Iterator[None]:
+    """Turn whatever the libraries raise into a ValueError: what was found, the cause, the advice.
+
+    They raise errors of several types; a panic of `tokenizers` is no Exception.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{found}: {first_line(error)}; {advice}") from error

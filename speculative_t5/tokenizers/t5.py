@@ -5,14 +5,12 @@ transformers is not imported: the library `tokenizers` decides, with the rules o
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from ..decoding import Vocabulary
-from ..errors import first_line
 from ..models import T5Config
 from . import backends
 from .backends import Made
@@ -22,7 +20,7 @@ from .cleaning import clean_up
 from .sentencepiece_files import read_sentencepiece
 from .sentencepiece_tokenizer import SentencePieceTokenizer
 from .settings import AGAIN, SENTINEL, TokenizerSettings, read_settings
-from .steps import check_steps
+from .steps import check_steps, in_one_line
 
 REPLACE = "copy the tokenizer that belongs to the model there"
 LONG = 10_000  # characters of a text that takes long
@@ -129,25 +127,12 @@ def _check_class(path: Path, settings: TokenizerSettings) -> None:
         )
 
 
-@contextlib.contextmanager
-def _reading(path: Path, kind: str) -> Iterator[None]:
-    """Say of a file that cannot be read that it is not of its kind."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the libraries raise several types; panics are no Exception
-        raise ValueError(f"{path} is not {kind}: {first_line(error)}; {AGAIN}") from error
-
-
 def _make(path: Path, settings: TokenizerSettings) -> Made:
-    with _reading(path, "a tokenizer"):
-        stored = path.read_text(encoding="utf-8")
-        steps = json.loads(stored) if path.name == "tokenizer.json" else {}
-    check_steps(path, steps)
-    with _reading(path, "a tokenizer"):
+    if path.name == "tokenizer.json":
+        check_steps(path)
+    with in_one_line(f"{path} is not a tokenizer", AGAIN):
         if path.name == "tokenizer.json":
-            made = backends.from_json(stored, settings)
+            made = backends.from_json(path.read_text(encoding="utf-8"), settings)
         elif path.name == "vocab.json":
             made = backends.from_bpe(path.parent, settings)
         else:
@@ -157,7 +142,7 @@ def _make(path: Path, settings: TokenizerSettings) -> Made:
 
 
 def _from_sentencepiece(path: Path, settings: TokenizerSettings) -> T5Tokenizer:
-    with _reading(path, "a SentencePiece model"):
+    with in_one_line(f"{path} is not a SentencePiece model", AGAIN):
         file = read_sentencepiece(path.read_bytes())
         # To the library any piece can be spelled, control tokens and sentinels among them.
         if file.has_bytes or not file.is_unigram or settings.splits_special_tokens:
@@ -223,18 +208,10 @@ class BackendTokenizer:
         with self._using():
             return str(self._backend.decode(shown, skip_special_tokens=False))
 
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
+    def _using(self) -> AbstractContextManager[None]:
         """Say in one line that a file is damaged where a text brings that to light."""
-        try:
-            yield
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic of the library is no Exception
-            raise ValueError(
-                f"{self._path} fails on this text: {first_line(error)}; give another one, "
-                "or download or copy the file again"
-            ) from error
+        advice = "give another one, or download or copy the file again"
+        return in_one_line(f"{self._path} fails on this text", advice)
 
 
 T5Tokenizer = ByteTokenizer | SentencePieceTokenizer | BackendTokenizer

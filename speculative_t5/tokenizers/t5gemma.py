@@ -10,6 +10,7 @@ from typing import Any
 from ..decoding import Vocabulary
 from ..errors import check_utf8, first_line
 from .base import VOCABULARIES, Message, as_vocabulary
+from .steps import check_steps, in_one_line
 
 # As in pyproject.toml. transformers reads a tokenizer.model with protobuf, chats with jinja2.
 TRANSFORMERS, PROTOBUF, JINJA2 = "transformers>=5", "protobuf>=4", "jinja2>=3.1.6"
@@ -25,7 +26,7 @@ class T5GemmaTokenizer:
                 f"no tokenizer in {folder}: expected one of {', '.join(VOCABULARIES)}; "
                 "copy it there from the model that this one was tuned from"
             )
-        self._backend = _read(folder)
+        self._backend, self._folder = _read(folder), folder
         ids: dict[str, int] = self._backend.get_vocab()
         added = self._backend.added_tokens_decoder.items()
         special = {*self._backend.all_special_ids, *(i for i, token in added if token.special)}
@@ -35,7 +36,9 @@ class T5GemmaTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, no EOS; the begin token goes first unless it is there."""
         begun = bool(self._backend.bos_token) and text.startswith(self._backend.bos_token)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=not begun)
+        advice = "give another one, or download or copy the files again"
+        with in_one_line(f"the tokenizer in {self._folder} fails on this text", advice):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=not begun)
         return ids
 
     @property
@@ -76,6 +79,8 @@ class T5GemmaTokenizer:
 
 
 def _read(folder: Path) -> Any:
+    if (folder / "tokenizer.json").is_file():
+        check_steps(folder / "tokenizer.json")
     try:
         import transformers  # takes a second or two
 
@@ -88,7 +93,9 @@ def _read(folder: Path) -> Any:
             f"the tokenizer in {folder} needs a package that is not installed "
             f"({first_line(error)}): run pip install '{TRANSFORMERS}' '{PROTOBUF}'"
         ) from error
-    except Exception as error:  # the type that it raises differs by kind and version
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the type differs by kind and version; a panic is no Exception
         raise ValueError(
             f"no tokenizer can be made of {folder} ({first_line(error)}): "
             "copy its files there from the model that this one was tuned from"
