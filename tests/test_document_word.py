@@ -66,7 +66,7 @@ def without_body(parts: Parts) -> None:
 DEEP = b"<w:p>" * 5000 + b"</w:p>" * 5000
 BROKEN = {
     "not a zip": (b"PK\x03\x04 and more", "is not a document of Word"),
-    "nothing": (b"", "is not a document of Word"),
+    "a blank": (b" ", "is not a document of Word"),
     "half of it": (WHOLE[: len(WHOLE) // 2], "is not a document of Word"),
     "another package": (packed(lambda parts: parts.clear()), "is no whole document of Word"),
     "bad XML": (replaced(BODY, b"<w:body>", b"<w:body><"), "is no whole document of Word"),

@@ -370,3 +370,9 @@ def test_the_page_is_whole_and_loads_nothing(done: Rewritten) -> None:
     assert "<title>&lt;Changes&gt; &amp; more</title>" in page
     assert "color-scheme:light dark" in page
     assert not re.search(r"<script|https?:|url\(|@import|<b>|<i>", page)
+
+
+def test_a_nul_stays_where_it_was_and_is_not_read() -> None:
+    decoder = Scripted(str.upper)
+    done = fixed("She ha\0ve it. He go.\n\0", decoder, min_similarity=0.0)
+    assert done.text == "SHE HA\0VE IT. HE GO.\n\0" and "She ha ve it." in decoder.read

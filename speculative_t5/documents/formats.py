@@ -333,4 +333,4 @@ def format_of(name: str, form: str | None = None) -> str:
 def read_file(data: bytes, name: str, form: str | None = None) -> PlainFile:
     """Return the document in a file, in the format given, or that its name says."""
     kinds = {"srt": Subtitles, "vtt": Subtitles, "docx": WordFile, "html": WebPage}
-    return kinds.get(format_of(name, form), PlainFile)(data, name)
+    return kinds.get(format_of(name, form) if data else "txt", PlainFile)(data, name)
