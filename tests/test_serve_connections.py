@@ -183,6 +183,16 @@ def test_the_newest_of_too_many_connections_is_refused() -> None:
             assert answer_on(connection).status == 200
 
 
+def test_a_connection_has_a_moment_to_ask() -> None:
+    with serving(limits=Limits(connections=3, patience=PATIENCE)) as served, ExitStack() as leaving:
+        some = [leaving.enter_context(connect(served.port)) for _ in range(3)]
+        with connect(served.port) as newest:
+            assert answer_on(newest).status == 503
+        for each in some:
+            each.sendall(GET + b"\r\n")
+            assert answer_on(each).status == 200
+
+
 def test_the_longest_silent_connection_makes_room() -> None:
     with serving(limits=Limits(connections=3, patience=0.0)) as served, ExitStack() as leaving:
         first, second, third = (

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import socket
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from typing import Any
 
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.serve import bind, check_origins, read_keys
+from speculative_t5.serve.bodies import inflated
+from speculative_t5.serve.requests import Refused
 
 import httpx
 import pytest
@@ -261,6 +264,12 @@ def test_a_compressed_body_is_inflated_only_so_far(served: Served) -> None:
         answer = served.client.post("/v1/completions", content=made, headers=headers)
         assert answer.json()["choices"][0]["text"] == "A B C"
     bomb = gzip.compress(b" " * 10**8)
+    tracemalloc.start()
+    with pytest.raises(Refused, match="more than 1,000 bytes"):
+        inflated(bomb, 1000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10**6, "it is inflated no further"
     for name, made, status, wrong in (
         ("gzip", bomb[:90_000], 413, "the body has more than 100,000 bytes"),
         ("gzip", body, 400, "the body cannot be inflated"),

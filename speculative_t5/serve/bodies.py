@@ -27,7 +27,7 @@ async def read_body(request: Request, settings: Settings) -> bytes:
     if encoding in PLAIN and not body.startswith(GZIP):
         return body
     if encoding in COMPRESSED:
-        return _inflated(body, settings.max_body)
+        return inflated(body, settings.max_body)
     if encoding in PLAIN:
         wrong = "the body is compressed by gzip: send it with the header Content-Encoding"
     else:
@@ -59,7 +59,8 @@ async def _received(request: Request, settings: Settings) -> bytes:
     return bytes(found)
 
 
-def _inflated(body: bytes, most: int) -> bytes:
+def inflated(body: bytes, most: int) -> bytes:
+    """Inflate a body by gzip or zlib to at most `most` bytes; for errors see `read_body`."""
     inflating = zlib.decompressobj(EITHER)
     try:
         found = inflating.decompress(body, most + 1)

@@ -19,8 +19,8 @@ def translate(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> di
 
     With the format html tags stay, and words within them are translated. Passages in which
     something is seen to be wrong stay as they were: `kept` has them with the reasons, `passages` is
-    how many there are in all, and the `warnings` say so. With the source auto each text of a list is in a language of its own. A text
-    that is in the target language already stays as it is.
+    how many there are in all, and the `warnings` say so. With the source auto each text of a list
+    is in a language of its own. A text that is in the target language already stays as it is.
     """
     source, target = (text_field(fields, name) for name in ("source", "target"))
     form, asked = fields.get("format", "text"), fields.get("q")
