@@ -26,9 +26,7 @@ def translate(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> di
     form, asked = fields.get("format", "text"), fields.get("q")
     if form not in FORMATS:
         refuse("format", "text or html", form)
-    texts: list[Any] = asked if isinstance(asked, list) else [asked]
-    if not all(isinstance(text, str) for text in texts):
-        refuse("q", "a text or a list of texts", asked)
+    texts = _texts(asked)
     given = [Given(text, form) for text in texts]
     sources, answer = [source] * len(texts), dict[str, Any]()
     if source == "auto":
@@ -46,6 +44,13 @@ def translate(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> di
     answer["kept"] = [{"text": piece.source, "reason": piece.reason} for piece in kept]
     answer["passages"] = len(pieces)
     return answer | {"warnings": _warnings(len(kept), len(pieces))}
+
+
+def _texts(asked: object) -> list[str]:
+    texts: list[Any] = asked if isinstance(asked, list) else [asked]
+    if not all(isinstance(text, str) for text in texts):
+        refuse("q", "a text or a list of texts", asked)
+    return texts
 
 
 class Given:
@@ -148,9 +153,10 @@ def languages(tokenizer: Any) -> list[dict[str, Any]]:
 def detect(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> list[dict[str, Any]]:
     """Answer POST /detect: which of the served languages a text is in, the most probable first.
 
-    A text that is surely in none of them has a confidence near 0 in each.
+    A text that is surely in none of them has a confidence near 0 in each. The texts of a list are
+    taken together.
     """
-    text = text_field(fields, "q")
+    text = "\n".join(_texts(fields.get("q")))
     known = {code.partition("-")[0]: code for code in decoder.served}
     labels = sorted(known.keys() & {*identifier().labels})
     if len(labels) < 2 or is_surely_other(text, known):

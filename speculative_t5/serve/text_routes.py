@@ -41,12 +41,12 @@ class TextEndpoints:
     async def answer(self, path: str, request: Request) -> Response:
         """Answer for a whole text, by a process that nobody else waits for."""
         settings = self._settings
-        body = await read_body(request, settings)
         kind = request.headers.get("content-type", "")
         query = request.scope["query_string"].decode("latin-1")
         keys = settings.api_keys if not is_key(request.headers, settings.api_keys) else ()
-        task = Task(path, body, kind, COMPUTING_SECONDS, settings.max_text, query)
         try:
+            body = await read_body(request, settings)
+            task = Task(path, body, kind, COMPUTING_SECONDS, settings.max_text, query)
             done = await unless_gone(request.receive, self._done(task, request, keys))
             return Response(done, media_type="application/json")
         except Refused as refused:  # in the form that clients of these routes show
