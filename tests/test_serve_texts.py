@@ -184,7 +184,7 @@ def test_what_was_held_back_is_shown_to_the_picky() -> None:
     first, second = texts.check(text, level="picky")
     assert second == match and applied(text, [first, second]) == "Nothing. He goes."
     assert first["message"].endswith("Held back: its output is too different, with a similarity "
-                                     "of 0.27.")  # fmt: skip
+                                     "of 0.26.")  # fmt: skip
     assert texts.check("", level="picky") == []
     texts.decoder.answer = lambda s: ""
     assert texts.check(text, level="picky") == [], "nothing can take its place"
