@@ -41,9 +41,27 @@ def _end(message: str) -> None:
 
 
 def _is_ours() -> bool:
-    """Whether the program is `python -m speculative_t5`, convert.py or one in scripts."""
-    if sys.argv[:1] == ["-m"]:  # while the module to run is looked for
-        return True
+    """Whether the program is `python -m speculative_t5`, its command, or one of a checkout."""
     script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None:
+        return _is_found_by_runpy()
+    if os.path.splitext(os.path.basename(script))[0] == "speculative-t5":
+        return True
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return script is not None and os.path.abspath(script).startswith(os.path.join(root, ""))
+    if not os.path.exists(os.path.join(root, "pyproject.toml")):  # in site-packages, beside others
+        return False
+    ours = (os.path.join(root, "convert.py"), os.path.join(root, "scripts", ""))
+    return bool(os.path.abspath(script).startswith(ours))
+
+
+def _is_found_by_runpy() -> bool:
+    """Whether `python -m` imports the package itself, not a program that imports it in turn."""
+    frame = sys._getframe(1)
+    own = (__name__, __name__.rpartition(".")[0])
+    while True:
+        name = frame.f_globals.get("__name__", "")
+        if name not in own and not name.startswith("importlib"):
+            return bool(name == "runpy")
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back

@@ -118,6 +118,36 @@ def test_a_python_without_the_dependencies_is_told_how_to_get_them() -> None:
     check_message(line.removeprefix("error: "), "is not installed for")
 
 
+def test_a_program_beside_an_installed_package_gets_an_error_that_it_can_catch(
+    tmp_path: Path,
+) -> None:
+    """As `python -m webapp` does, where both are in site-packages; the package's command ends."""
+    shutil.copytree(
+        REPOSITORY / "speculative_t5",
+        tmp_path / "speculative_t5",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
+    )
+    program = tmp_path / "webapp"
+    program.mkdir()
+    caught = (
+        "try:\n    import speculative_t5\nexcept ImportError as error:\n    print(error.name)\n"
+    )
+    for name in ("__init__.py", "__main__.py"):
+        (program / name).write_text(caught)
+    (tmp_path / "speculative-t5").write_text("from speculative_t5.cli import main\nmain()\n")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-S", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    done = run("-m", "webapp")
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["mlx", "mlx"], "")
+    for own in (["-m", "speculative_t5"], ["speculative-t5"]):
+        done = run(*own)
+        assert done.returncode == 2 and "is not installed for" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
 def test_mlx_looks_for_a_compiler_when_a_model_is_loaded(tmp_path: Path) -> None:
     """And not in the first generation, which would take longer."""
     compiler, called = tmp_path / "g++", tmp_path / "called"
