@@ -188,13 +188,13 @@ def test_a_command_says_the_size_and_asks_a_person(hub: Hub, call: Call, tmp_pat
         "HF_HUB_OFFLINE": "0",
     }
     said = f"{NAME} is to be downloaded: 1.5 GB, and "
-    for answer, code in (("n", 1), ("maybe", 1), ("y", 0), (None, 0)):
+    for answer, code in (("n\n", 1), ("maybe\n", 1), ("\x04", 1), ("y\n", 0), (None, 0)):
         person = Terminal(tmp_path, "-m", "speculative_t5", *arguments, environment=environment)
         if answer is None:  # it is in the cache
             assert said not in person.rest(code)
             break
         assert said in person.type("", "Download it? [Y/n] ")
-        shown = person.type(f"{answer}\n", "\n") + person.rest(code)
+        shown = person.type(answer, "\n") + person.rest(code)
         assert ("nothing was downloaded" in shown) == bool(code)
     shutil.rmtree(tmp_path / "cache")
     done = call(*arguments)

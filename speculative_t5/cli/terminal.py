@@ -166,7 +166,8 @@ def announce(download: Download) -> None:
     is_asked = process_group() is None and threading.current_thread() is threading.main_thread()
     if is_asked and is_terminal(sys.stdin) and is_terminal(sys.stderr):
         print("Download it? [Y/n] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().casefold() not in ("", "y", "yes"):
+        # An answer ends with a newline; without one it is the end of the input, as of Ctrl-D.
+        if sys.stdin.readline().casefold() not in ("\n", "y\n", "yes\n"):
             note("nothing was downloaded")
             raise typer.Exit(FAILED)
 
