@@ -380,6 +380,14 @@ CLASSES: dict[str, tuple[Made, str]] = {
         lambda path: bpe(path, tokenizer_class="XLMRobertaTokenizer"),
         "vocab.json is for the class XLMRobertaTokenizer .*expected GPT2Tokenizer or Roberta",
     ),
+    "code of the folder's own": (
+        lambda path: t5(path, tokenizer_class="T5PegasusTokenizer"),
+        "spiece.model is for the class T5PegasusTokenizer .*expected T5Tokenizer or Tokenizers",
+    ),
+    "a vocab.json alone": (
+        lambda path: (bpe(path) / "merges.txt").rename(path / "else.txt").parent,
+        "has a vocab.json, and no merges.txt beside it: copy it there",
+    ),
     "another class of vocab.txt": (
         lambda path: bert(path, tokenizer_class="GPT2Tokenizer"),
         "vocab.txt is for the class GPT2Tokenizer .*expected BertTokenizer",
@@ -473,3 +481,33 @@ def test_a_panic_of_the_library_is_one_line(tmp_path: Path, kind: str) -> None:
     assert tokenizer.encode("a <new> b \n")
     with refused("fails on this text: AddedVocabulary bad split; give another one", folder):
         tokenizer.encode("a <new> \n b")
+
+
+CUT = [*NEW, token("cat", single_word=True, lstrip=True, rstrip=True)]
+LONG: dict[str, Made] = {
+    "t5": lambda path: t5(path, added_tokens_decoder=by_id(130, *CUT)),
+    "t5 that splits special tokens": lambda path: t5(path, split_special_tokens=True),
+    "byt5": lambda path: saved(byt5(path), *CUT),
+    "bpe": lambda path: bpe(
+        path, tokenizer_class="GPT2Tokenizer", clean_up_tokenization_spaces=True
+    ),
+    "bert": lambda path: bert(path, clean_up_tokenization_spaces=True),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_time_is_in_proportion_to_the_text(tmp_path: Path, kind: str) -> None:
+    """Runs of one thing, near misses of tokens, blanks that tokens take in; there and back."""
+    tokenizer = load_tokenizer(LONG[kind](tmp_path / "tokenizer"))
+    repeated = ("a", "cat", " cat ", "<extra_id_", "<new>", "\n ", "e\u0301", "'", " n'", "你")
+    took = []
+    for length in (4000, 16_000):
+        texts = [(each * length)[:length] for each in repeated]
+        each_time = []
+        for _ in range(3):
+            start = time.process_time()
+            for text in texts:
+                tokenizer.decode(tokenizer.encode(text))
+            each_time.append(time.process_time() - start)
+        took.append(min(each_time))
+    assert took[1] < 8 * took[0] + 0.1, took

@@ -16,6 +16,7 @@ from .sentencepiece_files import SentencePieceFile
 from .settings import AddedToken, TokenizerSettings
 
 T5, ROBERTA, GPT2, BERT = "T5Tokenizer", "RobertaTokenizer", "GPT2Tokenizer", "BertTokenizer"
+ANY = "TokenizersBackend"  # whatever a tokenizer.json has
 _SAME = {"BartTokenizer": ROBERTA, "CodeGenTokenizer": GPT2}
 _T5_NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _END = "<|endoftext|>"

@@ -64,12 +64,12 @@ class ByteTokenizer:
 
     def decode_as_it_is(self, ids: Sequence[int]) -> str:
         """Return the text of the ids with the spaces that are cleaned up."""
-        text = b""
+        text = bytearray()
         for token in ids:
             if token in self._texts:
                 text += self._texts[token].encode()
             elif self.FIRST <= token < self.FIRST + 256 and token not in self._hidden:
-                text += bytes([token - self.FIRST])
+                text.append(token - self.FIRST)
         return text.decode(errors="replace")
 
 

@@ -28,28 +28,10 @@ PIECES = ("tokenizer.json", "spiece.model", "vocab.json", "vocab.txt")  # the fi
 # The files that the pieces of a class are in.
 OWN_PIECES: Mapping[str, tuple[str, ...]] = {
     backends.T5: ("spiece.model",),
+    backends.ANY: ("spiece.model",),
     backends.ROBERTA: ("vocab.json",),
     backends.GPT2: ("vocab.json",),
     backends.BERT: ("vocab.txt",),
-}
-# Classes that make other ids of the pieces in a spiece.model, or put other tokens around them.
-OTHER_SENTENCEPIECE = {
-    f"{name}Tokenizer"
-    for name in (
-        "Albert",
-        "Barthez",
-        "BigBird",
-        "Camembert",
-        "DebertaV2",
-        "FNet",
-        "Llama",
-        "MBart",
-        "Pegasus",
-        "Reformer",
-        "RemBert",
-        "XLMRoberta",
-        "XLNet",
-    )
 }
 
 
@@ -115,15 +97,19 @@ def _path_of_pieces(folder: Path, settings: TokenizerSettings) -> Path:
 
 def _check_class(path: Path, settings: TokenizerSettings) -> None:
     """Refuse a class that would make other ids of the file than are made here."""
-    kind, name = backends.class_of(settings), path.name
-    known = {backends.T5, *(each for each, files in OWN_PIECES.items() if name in files)}
-    if name == "tokenizer.json" or kind in known:
-        return
-    if name != "spiece.model" or kind in OTHER_SENTENCEPIECE:
+    kind = backends.class_of(settings)
+    known = sorted(each for each, files in OWN_PIECES.items() if path.name in files)
+    # T5Tokenizer is also what a folder has that names none.
+    if path.name != "tokenizer.json" and kind not in (backends.T5, *known):
         raise ValueError(
             f"{path} is for the class {kind} (tokenizer_class in tokenizer_config.json), expected "
-            f"{' or '.join(sorted(known))}: save a tokenizer.json there, by AutoTokenizer's "
+            f"{' or '.join(known)}: save a tokenizer.json there, by AutoTokenizer's "
             "save_pretrained in transformers"
+        )
+    if path.name == "vocab.json" and not (path.parent / "merges.txt").is_file():
+        raise ValueError(
+            f"{path.parent} has a vocab.json, and no merges.txt beside it: copy it there from the "
+            "model that this one was tuned from"
         )
 
 
