@@ -17,13 +17,14 @@ import os
 import signal
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .files import create, temporary
+from .files import PARTIAL, create, group_of_new, temporary
 
 AT_FDCWD, RENAME_EXCHANGE, RENAME_SWAP = -100, 2, 2  # of Linux (both) and of macOS
 COPY_ACL, COPY_ATTRIBUTES = 1, 4  # of macOS
@@ -47,7 +48,8 @@ def check_replaceable(path: Path) -> None:
             f"{path} is write-protected: give --output instead of --in-place, or let it be written "
             "(chmod u+w)"
         )
-    is_root, groups = os.geteuid() == 0, {os.getegid(), *os.getgroups()}
+    is_root = os.geteuid() == 0
+    groups = {os.getegid(), *os.getgroups(), group_of_new(path.parent)}
     if not is_root and (found.st_uid != os.geteuid() or found.st_gid not in groups):
         raise ValueError(
             f"{path} belongs to another user or group, which a new file would not: give --output "
@@ -301,31 +303,47 @@ def _is_written(path: Path) -> bool:
     """
     if not hasattr(fcntl, "F_SETLEASE"):
         return False
+    until = time.monotonic() + PATIENCE
+    while not _is_leased(path):
+        if not _has_leases(path.parent, path.stat().st_dev):
+            return False
+        if time.monotonic() > until:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def _is_leased(path: Path) -> bool:
+    """Take a lease on a file and give it back; return whether the system gave one."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # If another program opens it in this moment, a signal comes, by default one that kills.
         fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-                fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-                return False
-            except OSError as error:
-                if error.errno != errno.EAGAIN:  # the disk has no leases
-                    return False
-            if time.monotonic() > until:
-                return True
-            time.sleep(0.005)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return True
+    except OSError:
+        return False
     finally:
         os.close(file)
+
+
+@cache
+def _has_leases(folder: Path, _disk: int) -> bool:
+    """Whether a disk gives a lease on a file that nobody writes to, as network disks may not."""
+    number, name = tempfile.mkstemp(dir=folder, prefix=PARTIAL)
+    os.close(number)
+    try:
+        return _is_leased(Path(name))
+    finally:
+        os.unlink(name)
 
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk, where it can say so."""
-    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a folder that may be written may not be readable
+        file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
             os.fsync(file)
-    finally:
-        os.close(file)
+        finally:
+            os.close(file)

@@ -6,7 +6,6 @@ What is made of a private file is private, too, from its first byte. Imports not
 import contextlib
 import errno
 import fcntl
-import glob
 import json
 import math
 import os
@@ -34,17 +33,19 @@ def private_mode(path: str | Path, sources: Iterable[os.stat_result]) -> int:
 
     Nobody may read or write it who may not do the same with each of the files that it is made of.
     What is no plain file, such as a pipe, allows all. A group's rights are those of its file's
-    group, so they are left out where the new file gets another one.
+    group: where the new file gets another one, that has the rights of others.
     """
     mode = 0o666
     for source in filter(lambda each: stat.S_ISREG(each.st_mode), sources):
-        mode &= source.st_mode | stat.S_IRUSR | stat.S_IWUSR
-        if source.st_gid != _group_of_new(Path(path).resolve().parent):
-            mode &= ~stat.S_IRWXG
+        found = source.st_mode | stat.S_IRUSR | stat.S_IWUSR
+        if source.st_gid != group_of_new(Path(path).resolve().parent):
+            of_others = found & stat.S_IRWXO
+            found = found & ~stat.S_IRWXG | of_others << 3
+        mode &= found
     return mode
 
 
-def _group_of_new(folder: Path) -> int:
+def group_of_new(folder: Path) -> int:
     """Return the group that the system gives to a new file in a folder."""
     with contextlib.suppress(FileNotFoundError):  # it is still to be made
         found = folder.stat()
@@ -64,12 +65,19 @@ def temporary(target: Path) -> Path:
     return target.with_name(f"{PARTIAL}{os.getpid()}-{target.name}")
 
 
-def clear_temporaries(target: Path) -> None:
-    """Remove the new files of processes that were killed before they replaced a file."""
-    for path in target.parent.glob(f"{PARTIAL}*-{glob.escape(target.name)}"):
-        number = path.name[len(PARTIAL) : -len(target.name) - 1]
-        if number.isdecimal() and not _is_running(int(number)):
-            path.unlink(missing_ok=True)
+def clear_temporaries(targets: Iterable[Path]) -> None:
+    """Remove the new files of processes that were killed before they replaced one of some files.
+
+    Each folder is listed once.
+    """
+    folders: dict[Path, set[str]] = {}
+    for target in targets:
+        folders.setdefault(target.parent, set()).add(target.name)
+    for folder, names in folders.items():
+        for path in folder.glob(f"{PARTIAL}*-*"):
+            number, _, name = path.name.removeprefix(PARTIAL).partition("-")
+            if name in names and number.isdecimal() and not _is_running(int(number)):
+                path.unlink(missing_ok=True)
 
 
 def _is_running(number: int) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 from speculative_t5 import files
 from speculative_t5.cli.pieces import PartialFile
-from speculative_t5.files import clear_temporaries, private_mode, replacing
+from speculative_t5.exchange import digest
+from speculative_t5.files import clear_temporaries, json_line, private_mode, replacing
 
 import pytest
 from commands import Call
@@ -125,10 +126,10 @@ def test_a_group_reads_what_is_made_of_its_files_only_if_it_is_the_same_group(
     path = tmp_path / "a"
     path.touch()
     (own,) = {tmp_path.stat().st_gid}
-    monkeypatch.setattr(files, "_group_of_new", lambda _: own)
+    monkeypatch.setattr(files, "group_of_new", lambda _: own)
     for given, group, expected in (
         (0o640, own, 0o640), (0o664, own, 0o664), (0o640, own + 1, 0o600), (0o444, own, 0o644),
-        (0o644, own + 1, 0o604), (0o755, own, 0o644), (0o600, own, 0o600),
+        (0o644, own + 1, 0o644), (0o664, own + 1, 0o644), (0o755, own, 0o644), (0o600, own, 0o600),
     ):  # fmt: skip
         found = os.stat_result((stat.S_IFREG | given, 1, 1, 1, 0, group, 0, 0, 0, 0))
         assert private_mode(path, [found]) == expected
@@ -139,11 +140,34 @@ def test_a_group_reads_what_is_made_of_its_files_only_if_it_is_the_same_group(
 
 
 def test_what_killed_processes_left_is_cleared(tmp_path: Path) -> None:
-    for name in (".partial-4194399-a", ".partial-4194399-b", ".partial-x-a", ".partial-a"):
+    for name in (
+        ".partial-4194399-a",
+        ".partial-4194399-c",
+        ".partial-4194399-b",
+        ".partial-x-a",
+        ".partial-a",
+    ):
         (tmp_path / name).touch()
     with replacing(tmp_path / "a") as new:
-        clear_temporaries(tmp_path / "a")
+        clear_temporaries([tmp_path / "a", tmp_path / "c"])
         assert new.exists()
     assert {path.name for path in tmp_path.iterdir()} == {
         "a", ".partial-4194399-b", ".partial-x-a", ".partial-a",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("aside", ["../secret.txt", "b.txt", "in/../../secret.txt", []])
+def test_a_file_of_pieces_from_elsewhere_moves_no_other_file(
+    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch, aside: object
+) -> None:
+    monkeypatch.chdir(here)
+    secret, folder = here / "secret.txt", here / "in"
+    secret.write_text("secret")
+    before = (folder / "a.md").read_bytes()
+    begun = {"begins": "a.md", "file": "0", "done": digest(before), "aside": aside}
+    (folder / ".partial.jsonl").write_bytes(json_line(begun) * 2)
+    done = call("document", str(folder), "--in-place", "--force")
+    assert done.code == (0 if aside == [] else 1)
+    assert secret.read_text() == "secret"
+    assert (folder / "a.md").read_text() == (RIGHT if aside == [] else WRONG)
+    assert (folder / "b.txt").read_text() == RIGHT

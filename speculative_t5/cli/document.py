@@ -79,6 +79,8 @@ def document(
     kept = _pieces_file(job, decoder, wanted, options, files, targets) if job else None
     run = Run(decoder, wanted, files, batch_size, kept, several=several)
     with kept or nullcontext():
+        if kept:
+            clear_temporaries(Path(each.output).resolve() for each in targets if each.output)
         for target in targets:
             run.rewrite(target, first)
             if run.quits:
@@ -161,9 +163,7 @@ class Run:
         if self.kept:
             if target.in_place:
                 with terminal.signals_held():
-                    self.kept.recover(target.place, target.backup)
-            if target.output is not None:
-                clear_temporaries(Path(target.output).resolve())
+                    self.kept.recover(target)
             if self.kept.is_done(target):
                 note(f"{target.name}: done in an earlier run")
                 return True

@@ -76,11 +76,15 @@ class PartialFile(LineFile):
         self.append_bytes(json_line({"ended": self._name_of(path)}))
         self._begun.pop(self._name_of(path), None)
 
-    def recover(self, path: Path, backup: Path) -> None:
+    def recover(self, target: Target) -> None:
         """Finish what an earlier run has begun with a file in its place, and not ended."""
+        path = target.place
         if found := self._begun.get(self._name_of(path)):
-            aside = self.path.parent / found.aside
-            keep = self._name_of(backup) == found.aside
+            # No other name is believed, as the file of pieces may come from elsewhere.
+            asides = {self._name_of(target.aside(backup=keep)): keep for keep in (False, True)}
+            if found.aside not in asides:
+                raise self._no_piece()
+            aside, keep = self.path.parent / found.aside, asides[found.aside]
             recover(path, aside, found.done, found.key, keep=keep)
             self.end(path)
 
@@ -124,16 +128,21 @@ class PartialFile(LineFile):
 
     def _take(self, record: Header) -> None:
         """Take over one record."""
+        if not _is_text(record):
+            raise self._no_piece()
         if record.keys() == {"file", "end", *KEPT}:
             self.earlier.setdefault(record["file"], []).append(record)
             self.count += 1
         elif record.keys() == {"file", "done"}:
             self._done.add(record["done"])
         elif not self._take_step(record):
-            raise ValueError(
-                f"{self.path} holds a line that is not a piece: use --force without --resume "
-                "to start over"
-            )
+            raise self._no_piece()
+
+    def _no_piece(self) -> ValueError:
+        return ValueError(
+            f"{self.path} holds a line that is not a piece: use --force without --resume "
+            "to start over"
+        )
 
     def _take_step(self, record: Header) -> bool:
         """Take over what was begun or ended; return whether the record is of that."""
@@ -148,8 +157,8 @@ class PartialFile(LineFile):
 
     def _read_begun(self, lines: Iterable[bytes]) -> None:
         """Of a run that is to be started over, find out which files it had begun to replace."""
-        for raw in lines:
-            self._take_step(json_object(raw))
+        for record in filter(_is_text, map(json_object, lines)):
+            self._take_step(record)
 
     def append(self, piece: Header) -> None:
         with terminal.signals_held():
@@ -163,3 +172,9 @@ class PartialFile(LineFile):
             done = count(self.count, "piece")
             note(f"the work so far ({done}) is kept; --resume continues from there")
         super().__exit__(kind)
+
+
+def _is_text(record: Header) -> bool:
+    """Whether names of files and digests in a record are texts."""
+    names = ("file", "done", "begins", "ended", "aside")
+    return all(isinstance(record.get(name, ""), str) for name in names)
