@@ -134,6 +134,23 @@ def test_processes_go_on_after_clients_that_leave(monkeypatch: pytest.MonkeyPatc
     run(work)
 
 
+def test_a_process_that_is_ready_goes_first() -> None:
+    """One that is started ahead of the next text takes no other one's place."""
+
+    async def work(pool: Workers) -> None:
+        assert await answer(pool, "a") == "a"
+        await asyncio.sleep(0.1)
+        (ready, starting), pids = (worker.pid for worker in reversed(pool._idle)), set()
+        for _ in range(10):
+            async with told(pool, "a") as worker:
+                pids.add(worker.pid)
+                await worker.receive()
+            await asyncio.sleep(0.02)
+        assert pids == {ready} and {worker.pid for worker in pool._idle} == {ready, starting}
+
+    run(work, ahead=True)
+
+
 def test_a_process_that_ends_is_replaced() -> None:
     async def work(pool: Workers) -> None:
         for how in ("end", "kill", "cut"):
@@ -236,7 +253,7 @@ def test_processes_end_with_the_pool() -> None:
             await answer(pool, "a")
 
     run(work, ahead=True)
-    assert len(pids) == 3 and not any(map(is_there, pids))
+    assert len(pids) in (3, 4) and not any(map(is_there, pids))
 
 
 # With a model, and a process that hangs at a word as at a bad pattern:
@@ -263,12 +280,12 @@ def test_what_only_computes_is_answered_as_far_as_it_went(
     """Others are answered meanwhile, as if there were nothing else."""
     from speculative_t5.serve import text_routes
 
-    monkeypatch.setattr(text_routes, "COMPUTING_SECONDS", 4.0)
+    monkeypatch.setattr(text_routes, "COMPUTING_SECONDS", 6.0)
     assert hanging.post("/v2/check", text="He go home.", language="en").status_code == 200
     with ThreadPoolExecutor() as threads:
         bad = [
             threads.submit(hanging.post, "/v2/check", text=BAD, language=code)
-            for code in ("en", "auto", "en-US")
+            for code in ("en", "en-GB", "en-US")
         ]
         time.sleep(1.0)
         times = []
@@ -282,16 +299,16 @@ def test_what_only_computes_is_answered_as_far_as_it_went(
         assert sorted(times)[len(times) * 9 // 10] < 0.5, times
         for each in bad:
             found = each.result().json()
-            assert found["warnings"] == {
+            assert found.get("warnings") == {
                 "incompleteResults": True,
-                "incompleteResultsReason": "it took more than 4 seconds to read",
+                "incompleteResultsReason": "it took more than 6 seconds to read",
             }
             (match,) = found["matches"]
             assert (match["offset"], match["replacements"]) == (3, [{"value": "goes"}])
     fields = {"q": "a", "source": "HANGS", "target": "de", "model": "correct-base"}
     translated = hanging.post("/translate", **fields)
     assert translated.status_code == 503
-    assert "more than 4 seconds to read): send it in parts" in translated.json()["error"]
+    assert "more than 6 seconds to read): send it in parts" in translated.json()["error"]
     check_message(translated.json()["error"])
 
 

@@ -17,6 +17,7 @@ Instead of a reply the server may send ("refused", keywords of Refused).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -103,12 +104,13 @@ class TextWorker:
         while True:
             try:
                 kind, value = pickle.loads(self._connection.recv_bytes())
-            except EOFError:  # the server has ended
+            except (EOFError, ConnectionError):  # the server has ended
                 return
             if kind == "models":
                 self._models = value
             else:
-                self._send(*self._answered(value))
+                with contextlib.suppress(EOFError, ConnectionError):
+                    self._send(*self._answered(value))
 
     def ask(self, *question: Any) -> Any:
         """Return what the server answers to a question, or raise Refused."""
@@ -130,7 +132,7 @@ class TextWorker:
             return "refused", refused.keywords
         except ValueError as error:
             return "refused", as_refusal(error).keywords
-        except EOFError:
+        except (EOFError, ConnectionError):
             raise
         except Exception:  # the next task is none the worse for it
             return "failed", traceback.format_exc()

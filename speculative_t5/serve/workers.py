@@ -25,7 +25,7 @@ from .service import stopping
 MOST_SHORT, MOST_LONG = 4, 3  # processes for texts; each takes about 100 MB
 NICE_SHORT, NICE_LONG = 5, 15  # the server goes first, and then short texts
 MOST_WAITING = 64  # texts that may wait for one
-IDLE = 1  # processes of each kind that are kept while there is nothing to do
+IDLE_SHORT, IDLE_LONG = 2, 1  # processes that are kept while there is nothing to do
 FAIR_SECONDS = 5.0  # that a process may compute while others wait for one and none is free
 LEAVING_SECONDS = 2.0  # for a process to end a text whose answer nobody waits for any more
 STOPPING_SECONDS = 2.0  # that a process may go on computing when the server stops
@@ -273,8 +273,11 @@ class Workers:
         self._start_ahead()
 
     def _free_one(self, is_long: bool) -> Worker | None:
-        """Return a process that has nothing to do, a new one if need be and there may be more."""
-        for worker in [each for each in self._idle if each.is_long == is_long]:
+        """Return a process that has nothing to do, a new one if need be and there may be more.
+
+        The last one that came back is surely ready.
+        """
+        for worker in [each for each in reversed(self._idle) if each.is_long == is_long]:
             self._idle.remove(worker)
             if worker.is_alive:
                 return worker
@@ -315,7 +318,8 @@ class Workers:
             worker.cut(STOPPING)
         usable = worker.is_alive and not worker.owes and not worker.cut_for
         idle = sum(each.is_long == worker.is_long for each in self._idle)
-        if not usable or self._is_stopping or idle >= IDLE and not self._waiting:
+        kept = IDLE_LONG if worker.is_long else IDLE_SHORT
+        if not usable or self._is_stopping or idle >= kept and not self._waiting:
             await worker.close()
         else:
             self._idle.append(worker)
