@@ -28,6 +28,7 @@ from .files import PARTIAL, create, group_of_new, temporary
 
 AT_FDCWD, RENAME_EXCHANGE, RENAME_SWAP = -100, 2, 2  # of Linux (both) and of macOS
 COPY_ACL, COPY_ATTRIBUTES = 1, 4  # of macOS
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # of disks without links
 CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV)
 PATIENCE = 2.0  # seconds to wait for a program that has a file open for writing
 SYSTEMS_OWN = ("security.", "system.nfs4_acl")  # attributes that only the system sets
@@ -204,8 +205,7 @@ def _replace_at_once(
 ) -> bool:
     """Do the same where names cannot be exchanged: a moment after the comparison is left open."""
     if keep:
-        with _beside(aside, expected, target, target.stat()) as copy:
-            _move(copy, aside, over=over)
+        copy_file(target, aside, expected, over=over)
     if target.read_bytes() != expected:
         if keep:
             aside.unlink()
@@ -223,11 +223,25 @@ def _move(new: Path, name: Path, *, over: bool) -> None:
     try:
         os.link(new, name)
         new.unlink()
-    except FileExistsError:
-        raise
-    except OSError:  # the disk has no links
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        os.replace(new, name)
+        try:
+            os.replace(new, name)
+        except OSError:
+            name.unlink()
+            raise
+
+
+def copy_file(source: Path, copy: Path, data: bytes, *, over: bool) -> None:
+    """Write `data`, read of a file, under another name, with all else that the file has.
+
+    Raises:
+        FileExistsError: If there is a file of that name, unless it may be written `over`.
+    """
+    with _beside(copy, data, source, source.stat()) as new:
+        _move(new, copy, over=over)
 
 
 @contextlib.contextmanager

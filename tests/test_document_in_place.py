@@ -2,6 +2,7 @@
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,30 @@ def test_files_that_are_edited_while_the_run_is_killed_lose_nothing(tmp_path: Pa
     count = run_trial(tmp_path, 3, 1, 4, backup=True)
     assert {fault: count[fault] for fault in FAULTS} == dict.fromkeys(FAULTS, 0)
     assert count["saves"] and count["kills"] == 1
+
+
+def test_a_backup_of_what_a_link_leads_to_is_written_on_another_disk(
+    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == here.stat().st_dev:
+        pytest.skip("there is no other disk to write to")
+    monkeypatch.chdir(here)
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        file = Path(folder) / "a.md"
+        for saved in (None, "replace_unchanged"):
+            file.write_text(WRONG)
+            file.chmod(0o640)
+            (here / "link.md").unlink(missing_ok=True)
+            (here / "link.md.bak").unlink(missing_ok=True)
+            (here / "link.md").symlink_to(file)
+            with monkeypatch.context() as context:
+                if saved:
+                    save_before(saved, file, context)
+                done = call("document", "link.md", "--in-place", "--backup", "--force")
+            assert done.code == (1 if saved else 0)
+            assert file.read_text() == (SAVED if saved else RIGHT)
+            assert (here / "link.md.bak").exists() == (saved is None)
+            if saved is None:
+                assert (here / "link.md.bak").read_text() == WRONG
+                assert stat.S_IMODE((here / "link.md.bak").stat().st_mode) == 0o640

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ..documents import SUFFIXES, Document, Piece, RewriteOptions, Rewritten
 from ..errors import option
-from ..exchange import digest, replace_unchanged
+from ..exchange import copy_file, digest, replace_unchanged
 from ..files import (
     clear_temporaries,
     is_special,
@@ -229,20 +229,25 @@ class Run:
 
     def _write_in_place(self, target: Target, reading: Reading, data: bytes) -> None:
         """Replace a file by its new text, unless another program has written to it meanwhile."""
-        place, aside = target.place, target.aside(backup=self.files.backup)
+        place, backup = target.place, self.files.backup
         self._check_backup(target, reading.data)
-        if self.files.backup and place.read_bytes() == reading.data:  # else it is refused below
-            aside.unlink(missing_ok=True)
+        if backup and place.read_bytes() == reading.data:  # else it is refused below
+            target.backup.unlink(missing_ok=True)
+        is_moved = backup and target.has_backup_beside
+        aside = target.aside(backup=is_moved)
 
         def begin() -> None:
             if self.kept:
                 self.kept.begin(place, aside, reading.key, digest(data))
 
         with terminal.signals_held():
+            if backup and not is_moved:
+                copy_file(place, target.backup, reading.data, over=False)
             done = replace_unchanged(
-                place, aside, data, reading.data,
-                keep=self.files.backup, over=False, ready=begin,
-            )  # fmt: skip
+                place, aside, data, reading.data, keep=is_moved, over=False, ready=begin
+            )
+            if backup and not (is_moved or done):
+                target.backup.unlink()
             if self.kept:
                 self.kept.end(place)
         if not done:

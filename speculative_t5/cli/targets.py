@@ -136,6 +136,11 @@ class Target:
     def backup(self) -> Path:
         return Path(f"{self.source}.bak")
 
+    @property
+    def has_backup_beside(self) -> bool:
+        """Whether the old file can become the backup: a link may lead to another disk."""
+        return self.backup.resolve().parent.stat().st_dev == self.place.parent.stat().st_dev
+
     def aside(self, *, backup: bool) -> Path:
         """Return where the old file is, at least for a moment, when it is replaced in its place."""
         return self.backup if backup else self.place.with_name(f".{self.place.name}.replaced")
