@@ -168,7 +168,11 @@ WORDS = {
 BAD_INPUT = {
     "--nonsense": "No such option: --nonsense",
     "--prompt": "--prompt",
-    "--max-tokens many": "'--max-tokens': Input should be a valid integer, got 'many'",
+    "--max-tokens many": "--max-tokens must be an integer, got 'many'",
+    "--temperature warm": "--temperature must be a number, got 'warm'",
+    "-n two": "--num-return-sequences must be an integer, got 'two'",
+    "--verify all": "--verify must be 'auto', 'coupled', 'token' or 'block', got 'all'",
+    "document in.txt --by word": "--by must be one of 'sentence', 'paragraph', 'tokens', got",
     "in.txt": "No such command 'in.txt' (to give a prompt, use --prompt)",
     "--seed 1 batch x": "--seed comes before 'batch'",
     "PAIR --temperature -1 HELLO": "--temperature must be 0 or at least",

@@ -67,6 +67,8 @@ def report(
 
 def summary(result: Rewritten, unit: str, *, would: bool) -> str:
     """Return what became of the sentences of a file, or `would`, in few words."""
+    if not result.pieces:
+        return f"no {unit}s found: nothing to change"
     changed = sum(piece.status == "changed" for piece in result.pieces)
     verb = "would change" if would else "changed"
     parts = [f"{changed:,} of {count(len(result.pieces), unit)} {verb}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -35,6 +36,9 @@ FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # typer exports one of its errors about arguments; this is their base class.
 ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
+
+# Types of values, in pydantic's words and in ours.
+KINDS = {"integer": "an integer", "number": "a number", "boolean": "true or false"}
 
 # Options that earlier versions had, and what to do instead.
 GONE = {"--plot": "run bench --json | python scripts/figures/draw_sweep.py PICTURE"}
@@ -354,7 +358,19 @@ def _argument_error(error: Any) -> str:
         if text.startswith(f"No such option: {option}"):
             return f"there is no {option} any more: {instead}"
     checked = getattr(error.__cause__, "errors", None)  # pydantic's
-    return f"{text}, got {checked()[0]['input']!r}" if callable(checked) else text
+    if not callable(checked):
+        return text
+    found = checked()[0]["input"]
+    about = re.fullmatch(r"Invalid value for .*'(--[\w-]+)'[^:]*: (?:Value error, )?(.*)", text)
+    if about is None:
+        return f"{text}, got {found!r}"
+    name, wrong = about.groups()
+    if chosen := re.fullmatch(r".* is not one of (.*)", wrong):
+        return f"{name} must be one of {chosen[1]}, got {found!r}"
+    for kind, expected in KINDS.items():
+        if wrong.startswith(f"Input should be a valid {kind}"):
+            return f"{name} must be {expected}, got {found!r}"
+    return f"{name}: {wrong}, got {found!r}"
 
 
 def _open_closed_streams() -> None:
