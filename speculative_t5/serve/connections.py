@@ -122,10 +122,10 @@ class Gate:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """End, every second, the connections that have kept the server waiting for too long."""
+        loop.call_later(SWEEP_SECONDS, self.start, loop)
         now = time.monotonic()
         for connection in [*self._all]:
             connection.check(now)
-        loop.call_later(SWEEP_SECONDS, self.start, loop)
 
 
 class Connection(H11Protocol):
@@ -253,7 +253,7 @@ class Connection(H11Protocol):
 
     def late(self) -> None:
         """Close the connection because no head has come; if a part of one has, say so."""
-        if self.conn.trailing_data[0]:
+        if self.conn.trailing_data[0] and self.conn.our_state is h11.IDLE:
             wrong = f"the head did not arrive in {self._gate.limits.head:g} seconds: send it again"
             self._answer(Refused(408, wrong))
         self.end()
