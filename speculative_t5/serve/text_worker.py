@@ -152,11 +152,9 @@ class TextWorker:
         return route.answer(fields, remote, partly)
 
     def _served(self) -> set[str]:
-        """Return the languages that models translate, or else those that they correct."""
-        found = (libretranslate.languages(each) for each in self._models)
-        served = {each["code"] for some in found for each in some}
-        found = (languagetool.languages(each) for each in self._models)
-        return served or {each["code"] for some in found for each in some}
+        """Return the languages that models correct or translate."""
+        kinds = (languagetool.languages, libretranslate.languages)
+        return {each["code"] for some in kinds for model in self._models for each in some(model)}
 
     def _chosen(self, path: str, fields: Fields) -> str:
         """Return the first model that can answer a request for a text."""

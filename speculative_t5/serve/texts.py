@@ -42,7 +42,7 @@ class Remote:
 
     def __init__(self, facts: Facts, ask: Callable[..., Any], served: Collection[str] = ()) -> None:
         self._prompts, self._together, self._ask = facts.prompts, facts.together, ask
-        self.served = served  # codes of the languages that the server translates, or corrects
+        self.served = served  # codes of the languages that the server corrects or translates
         self.tokenizer: Any = facts.prompts.tokenizer
         self.min_probability = facts.min_probability
 
