@@ -19,6 +19,7 @@ from speculative_t5.serve.workers import Unfinished, Worker, Workers
 
 import httpx
 import pytest
+import text_attacks
 from messages import check_message
 from serving import PATIENCE, Served, served_as, serving, started, wait_until
 
@@ -395,3 +396,11 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("name", text_attacks.attacks(3000))
+def test_texts_of_every_kind_are_answered(hanging: Served, name: str) -> None:
+    """A sample of `scripts/checks/text_attacks.py`; one of the models translates nothing."""
+    attack = text_attacks.attacks(3000)[name]
+    status = text_attacks.send(hanging.port, attack)
+    assert status in ((404,) if attack.path == "/translate" else (200, 400))
