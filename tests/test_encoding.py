@@ -30,6 +30,7 @@ TOO_LONG = f"the prompt has {LIMIT + 1} tokens, more than the 512"
         ("", "the prompt is empty"),
         ("x" * LIMIT, TOO_LONG),
         ([5] * LIMIT + [1], TOO_LONG),
+        ([5] * LIMIT + [384], TOO_LONG),  # not all of so many are looked at
         ([5, 384], "from 0 to 383, got 384"),
         (None, "got None"),
         (b"x", "got b'x'"),

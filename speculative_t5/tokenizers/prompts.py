@@ -134,6 +134,10 @@ class PromptEncoder:
             # Its tokens would take long to count.
             found = f"the prompt has {len(prompt)} characters, and {limit} tokens is all that"
             raise self._too_long(found, chat=self.chat)
+        if self._is_long_list(prompt, limit):
+            self.ids(prompt[:limit])  # refused if it is no list of ids
+            found = f"the prompt has {len(prompt)} tokens, more than the {limit} that"
+            raise self._too_long(found, chat=False)
         ids = self.ids(prompt)
         if isinstance(prompt, str) and self.tokenizer is not None:
             unknown = unknown_characters(self.tokenizer, prompt, ids)
@@ -145,6 +149,12 @@ class PromptEncoder:
             return Source(kept, len(ids) - limit, unknown, self.trained_length)
         found = f"the prompt has {len(ids)} tokens, more than the {limit} that"
         raise self._too_long(found, chat=chat)
+
+    def _is_long_list(self, prompt: Prompt, limit: int) -> bool:
+        """Whether a prompt is a list of so many ids that checking each would take long."""
+        if not isinstance(prompt, list) or self.truncate:
+            return False
+        return len(prompt) > limit and not isinstance(prompt[0], Mapping)
 
     def _too_long(self, found: str, *, chat: bool) -> PromptTooLong:
         """Return the error for a prompt, with who sets the limit and what to do."""
