@@ -16,8 +16,9 @@ from speculative_t5.cpu import libraries
 from speculative_t5.decoding import Stats
 from speculative_t5.generation import Chunk
 
+import pexpect
 import pytest
-from commands import recording
+from commands import PATHS, recording
 from messages import check_message
 
 
@@ -215,3 +216,20 @@ def test_outputs_cannot_command_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
         assert "\x1b" not in text and "\r" not in text
         mark = "\N{REPLACEMENT CHARACTER}"
         assert text.splitlines()[-2:] == [f"a{mark}[2Jb{mark}", "        c"]
+
+
+def test_a_table_that_is_too_wide_becomes_a_list(tmp_path: Path) -> None:
+    lines = {}
+    for width in (60, 200):
+        process = pexpect.spawn(
+            sys.executable,
+            ["-m", "speculative_t5", "models"],
+            cwd=tmp_path,
+            env=os.environ | PATHS,
+            dimensions=(40, width),
+            timeout=120,
+        )
+        lines[width] = process.read().decode().splitlines()
+    assert lines[200][0].startswith("model  ") and len(lines[200][1]) > 60
+    assert {"correct-base", "  parameters: 26.1 M", "  computes in: float32"} <= {*lines[60]}
+    assert max(map(len, lines[60])) <= 60

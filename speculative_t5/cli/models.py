@@ -1,12 +1,14 @@
 """The command `models`: which models can be used by name."""
 
 import json
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 
 from ..checkpoints import Listed, convert_command, dtype_name, list_models
 from ..errors import escaped
 from .options import in_output, with_options
-from .terminal import columns, note, one_line
+from .terminal import columns, is_terminal, note, one_line
 
 
 @with_options
@@ -27,6 +29,14 @@ def models(
         print("\n".join(map(escaped, as_lines(found))))
     else:
         note(f"there are no models on this machine; to convert one: {convert_command()}")
+
+
+def as_list(names: Sequence[str], row: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a row of a table that is too wide for the terminal."""
+    yield row[0]
+    for name, cell in zip(names[1:], row[1:], strict=True):
+        if cell:
+            yield f"  {name}: {cell}"
 
 
 def as_lines(found: Sequence[Listed]) -> Iterator[str]:
@@ -53,7 +63,10 @@ def as_lines(found: Sequence[Listed]) -> Iterator[str]:
         for model in found
         if model.family
     ]
-    yield from columns([names, *rows], right=(2, 5))
+    table = columns([names, *rows], right=(2, 5))
+    if is_terminal(sys.stdout) and max(map(len, table)) > shutil.get_terminal_size().columns:
+        table = [line for row in rows for line in as_list(names, row)]
+    yield from table
     for dtype, reason in dict.fromkeys(model.default_type for model in found if model.default_type):
         yield f"{dtype_name(dtype)}: {reason}"
     for model in found:
