@@ -24,6 +24,10 @@ TRANSFORMS = {
     "min_tokens": LogitsTransform(min_tokens=2, end_ids=(1,)),
     "suppress": LogitsTransform(suppress_tokens=(0,)),
     "forced": LogitsTransform(forced_tokens=(2, 0)),
+    "not first": LogitsTransform(begin_suppress_tokens=(2, 1)),
+    "not first after forced ones": LogitsTransform(
+        begin_suppress_tokens=(2,), forced_tokens=(2,), suppress_tokens=(0,)
+    ),
     "processor": LogitsTransform(processors=(_less_of_the_last,)),
     "together": LogitsTransform(
         logit_bias=((0, 1.5),), repetition_penalty=1.4, no_repeat_ngram_size=3,
@@ -71,6 +75,8 @@ def transformed(
         banned |= {ngram[-1] for ngram in ngrams if ends_with(context, ngram[:-1])}
     if len(context) - start < transform.min_tokens:
         banned |= set(transform.end_ids)
+    if len(context) - start == len(transform.forced_tokens):
+        banned |= set(transform.begin_suppress_tokens)
     for token in banned:
         found[token] = -math.inf
     forced = transform.forced_tokens[len(context) - start :][:1]

@@ -270,6 +270,7 @@ def flip_a_byte(folder: Path) -> None:
     (folder / "weights.npz").write_bytes(raw[:2000] + bytes([raw[2000] ^ 255]) + raw[2001:])
 
 
+CONFIGS = ("config.json", "generation_config.json")
 # How each folder may be spoiled, and the message.
 SPOILED: dict[str, list[tuple[Any, str]]] = {
     "flan_t5": [
@@ -289,7 +290,8 @@ SPOILED: dict[str, list[tuple[Any, str]]] = {
         (lambda s: (s / "tokenizer_config.json").write_text('{"extra_ids": 1000000000}'),
          "extra_ids in .* is 1000000000, expected an integer from 0 to 10000"),
         (lambda s: (s / "spiece.model").unlink(), "no tokenizer in"),
-        (lambda s: edit_json(s / "config.json", eos_token_id=5), "has the EOS id 1, the model 5"),
+        (lambda s: [edit_json(s / name, eos_token_id=5) for name in CONFIGS],
+         "has the EOS id 1, the model 5"),
     ],
     "converted": [
         (lambda f: (f / "weights.npz").unlink(), "no weights in .*: expected model.safetensors"),
@@ -335,7 +337,7 @@ def test_bad_configs_are_refused(tmp_path: Path) -> None:
         ({"vocab_size": 10**12}, "vocab_size in config.json"),
         ({"num_layers": 2000}, "num_layers .* is 2000, expected a positive integer up to 256"),
         ({"feed_forward_proj": "x"}, "feed_forward_proj"),
-        ({"eos_token_id": [1]}, r"eos_token_id .* is \[1\]"),
+        ({"eos_token_id": [1, 9]}, r"eos_token_id .* is \[1, 9\], expected an id from 0 to 8"),
         ({"decoder_start_token_id": 999}, "is 999, expected an id from 0 to 8"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings in config.json is 'no', expected"),
         ({"relative_attention_num_buckets": 1}, "has 1 buckets up to a distance of 128"),

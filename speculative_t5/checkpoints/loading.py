@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,7 +15,9 @@ from ..errors import option_error, printable, shown
 from ..models import (
     T5,
     EncoderDecoder,
+    ModelConfig,
     SharingDraft,
+    T5Config,
     is_t5gemma,
     new_model,
     parts_of,
@@ -234,7 +237,7 @@ def _load_t5(
     folder: ModelFolder, asked: mx.Dtype | None, group: mx.distributed.Group | None
 ) -> tuple[EncoderDecoder, Tokenizer]:
     tokenizer = read_tokenizer(folder)
-    checkpoint = open_checkpoint(folder)
+    checkpoint, constraints = open_checkpoint(folder), folder.constraints
     dtype = asked or checkpoint.default_type.dtype
     if dtype == mx.float16 and checkpoint.config.gated:
         warnings.warn(
@@ -243,7 +246,7 @@ def _load_t5(
         )
     processes = group.size() if group is not None else 1
     read = for_this_device(folder.path, checkpoint, dtype, processes=processes)
-    model = new_model(read.config)
+    model = new_model(_with_end_of(tokenizer, read.config))
     if read is not checkpoint:
         model.quantization_steps = steps_of(checkpoint)
     checkpoint = read
@@ -252,9 +255,19 @@ def _load_t5(
         shard(model, group)
     weights = [(name, _read(checkpoint, name, dtype, group)) for name in checkpoint.parameters]
     model.load_weights(weights)
-    model.info = model.info.with_vocabulary(tokenizer.vocabulary)
+    info = model.info.with_vocabulary(tokenizer.vocabulary)
+    model.info = replace(info, constraints=constraints)
     accelerate(model)
     return model, tokenizer
+
+
+def _with_end_of(tokenizer: Tokenizer, config: ModelConfig) -> ModelConfig:
+    """Return a T5's config with the EOS of its tokenizer, if config.json names it among others."""
+    end = getattr(tokenizer, "eos_token_id", None)
+    if isinstance(config, T5Config) and end in config.eos_token_ids:
+        ends = () if config.eos_token_ids == (end,) else config.eos_token_ids
+        return replace(config, eos_token_id=end, end_ids=ends)
+    return config
 
 
 def _read(

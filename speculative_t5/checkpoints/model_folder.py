@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from platformdirs import user_data_path
 
+from ..decoding import Constraints
 from ..errors import read_json, refuse_pointer, rounded_down, rounded_up, shown
 from ..files import replacing_folder
 from ..models import (
@@ -156,35 +157,67 @@ class ModelFolder:
         path = self.path / GENERATION_CONFIG
         return read_json(path, AGAIN) if path.is_file() else {}
 
-    @cached_property
+    @property
     def ends(self) -> list[int]:
         """The ids that end an output, those in generation_config.json before config.json's."""
-        for name, stored in (
-            (GENERATION_CONFIG, self.generation_config),
-            ("config.json", self.config),
-        ):
-            named, path = stored.get("eos_token_id"), self.path / name
-            each = named if isinstance(named, list) else [] if named is None else [named]
-            # Checked here, as a tokenizer would raise an obscure error for them.
-            if not all(type(end) is int and end >= 0 for end in each):
-                raise ValueError(
-                    f"eos_token_id in {path} is {shown(named)}, expected an id or several"
-                )
-            if each:
-                return each
-        return []
+        return self._ids("eos_token_id") or self._ids("eos_token_id", "config.json")
 
     def model_config(self) -> ModelConfig:
-        """Read the config of a T5 or T5Gemma; refuse other models."""
+        """Read the config of a T5 or T5Gemma; refuse other models.
+
+        The ids in generation_config.json come before those in config.json, as in transformers.
+        """
         config = self.config  # whose errors name the folder
-        is_gemma = is_t5gemma(config)
-        ends = {"eos_token_id": self.ends} if is_gemma and self.ends else {}
         try:
-            return (
-                T5GemmaConfig.from_dict(config | ends) if is_gemma else T5Config.from_dict(config)
-            )
+            if is_t5gemma(config):
+                ends = {"eos_token_id": self.ends} if self.ends else {}
+                return T5GemmaConfig.from_dict(config | ends)
+            return self._with_ids(T5Config.from_dict(config))
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from error
+
+    def _with_ids(self, config: T5Config) -> T5Config:
+        """Return a T5's config with the ids that generation_config.json has."""
+        found: dict[str, Any] = {}
+        for name in ("decoder_start_token_id", "pad_token_id"):
+            for each in self._ids(name)[:1]:
+                if each >= config.vocab_size:
+                    raise ValueError(
+                        f"{name} in {GENERATION_CONFIG} is {each}, expected an id from 0 to "
+                        f"{config.vocab_size - 1}"
+                    )
+                found[name] = each
+        # What no row of the embedding stands for never ends an output.
+        ends = [end for end in self._ids("eos_token_id") if end < config.vocab_size]
+        if ends and self.config.get("eos_token_id") is None:
+            found["eos_token_id"] = ends[0]
+        if ends:
+            is_usual = ends == [found.get("eos_token_id", config.eos_token_id)]
+            found["end_ids"] = () if is_usual else tuple(dict.fromkeys(ends))
+        return replace(config, **found)
+
+    @property
+    def constraints(self) -> Constraints:
+        """What the checkpoint asks of all outputs; other options are for those who ask for them."""
+        size = self.new_vocab_size or self.model_config().vocab_size
+        file = GENERATION_CONFIG if self.generation_config else "config.json"
+        forced, never, not_first = (
+            tuple(each for each in self._ids(name, file) if each < size)
+            for name in ("forced_bos_token_id", "suppress_tokens", "begin_suppress_tokens")
+        )
+        return Constraints(forced, never, not_first)
+
+    def _ids(self, name: str, file: str = GENERATION_CONFIG) -> list[int]:
+        """Return the ids that an entry of a JSON file names, one or several; [] if none."""
+        stored = self.generation_config if file == GENERATION_CONFIG else self.config
+        named = stored.get(name)
+        ids = named if isinstance(named, list) else [] if named is None else [named]
+        # Checked here, as a tokenizer would raise an obscure error for them.
+        if not all(type(each) is int and each >= 0 for each in ids):
+            raise ValueError(
+                f"{name} in {self.path / file} is {shown(named)}, expected an id or several"
+            )
+        return ids
 
     @cached_property
     def new_vocab_size(self) -> int | None:

@@ -1,7 +1,7 @@
 """Options of generation that a checkpoint comes with, for its tasks or for all prompts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,16 @@ from .loading import locate
 TASKS = "task_specific_params"  # of a config.json
 ALL = "default"  # the task that stands for generation_config.json alone
 SAME = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "top_k", "top_p",
-        "repetition_penalty", "suppress_tokens", "num_return_sequences")  # fmt: skip
+        "repetition_penalty", "suppress_tokens", "begin_suppress_tokens",
+        "decoder_start_token_id", "num_return_sequences")  # fmt: skip
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
            "bad_words_ids": "bad_words", "stop_strings": "stop"}  # fmt: skip
+START, IDS = "decoder_start_token_id", ("eos_token_id", "pad_token_id")
 # These change outputs in ways that are not offered here, unless they have such a value.
 NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "num_beam_groups": (1,), "diversity_penalty": (0,), "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,), "exponential_decay_length_penalty": (), "min_p": (0,),
-    "forced_eos_token_id": (), "begin_suppress_tokens": (), "typical_p": (1,),
+    "forced_eos_token_id": (), "typical_p": (1,),
     "penalty_alpha": (0,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "constraints": (),
     "guidance_scale": (1,), "sequence_bias": (), "force_words_ids": (), "top_h": (),
     "forced_decoder_ids": (), "renormalize_logits": (), "dola_layers": (),
@@ -32,6 +34,9 @@ class Task:
 
     prefix: str | None  # to put before each prompt
     options: dict[str, Any]  # keywords for `SpeculativeDecoder.generate`
+    # Other ids that generation_config.json has, where config.json has not the same; they hold for
+    # all outputs of the model.
+    ids: dict[str, Any] = field(default_factory=dict)
 
 
 def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
@@ -59,7 +64,10 @@ def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
     prefix = raw.get("prefix")
     if not str(config.get("model_type")).endswith("t5"):  # lengths would include the prompt
         raw = {key: value for key, value in raw.items() if key not in ("max_length", "min_length")}
-    return Task(prefix if isinstance(prefix, str) else None, _options(raw, task))
+    same = {name for name in (*IDS, START) if raw.get(name) in (None, config.get(name))}
+    raw = {name: value for name, value in raw.items() if name not in same}
+    ids = {name: raw[name] for name in IDS if name in raw}
+    return Task(prefix if isinstance(prefix, str) else None, _options(raw, task), ids)
 
 
 def _options(raw: Mapping[str, Any], task: str) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def choose(
         if found.prefix is not None and options.prefix is None and options.to is None:
             options = replace(options, prefix=found.prefix)
             taken["prefix"] = found.prefix
-        shown = ", ".join(f"{name} {value!r}" for name, value in taken.items())
+        shown = ", ".join(f"{name} {value!r}" for name, value in (taken | found.ids).items())
         note(f"task {options.task}: {one_line(shown) or 'no options'}")
     beams = GenerationOptions(**keywords).num_beams
     if beams > 1 and not options.regular_decode:

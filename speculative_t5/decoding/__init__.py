@@ -33,7 +33,7 @@ from .loop import (
     in_order_of_length,
 )
 from .outcomes import Outcome
-from .protocols import LanguageModel, ModelInfo, Session, Vocabulary, fingerprint
+from .protocols import Constraints, LanguageModel, ModelInfo, Session, Vocabulary, fingerprint
 from .results import (
     Broadcast,
     FinishReason,

@@ -20,7 +20,7 @@ from .. import device
 from ..errors import OptionError, option_error
 from .faults import RowError, not_a_number
 from .logits import TokenHistory
-from .loop import Request, stop_reasons, token_budget
+from .loop import Request, first_context, stop_reasons, token_budget
 from .protocols import LanguageModel, Session
 from .results import Broadcast, FinishReason, Stats, identity, read
 from .sampling import Groups
@@ -206,7 +206,7 @@ class _Search:
         self, model: LanguageModel, request: Request, context: list[int], options: BeamOptions
     ) -> None:
         self.request, self.options = request, options
-        self.context = context  # that the session started with
+        self.context = first_context(context, request.options.start)
         self.ends = stop_reasons(model, request.options.stop_ids)
         self.budget = token_budget(model, context, request.options.max_tokens)
         self.num_tokens = 0  # of each beam

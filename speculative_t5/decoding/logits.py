@@ -66,6 +66,7 @@ class LogitsTransform:
 
     They mean what they do in transformers' `generate` (`repetition_penalty`: 1909.05858, section
     4.1). `min_tokens` forbids `end_ids`; after a drafted one of them, processors are not called.
+    `begin_suppress_tokens` are forbidden as the first token that is not forced.
 
     Raises:
         ValueError: If an option is out of its range, or a forced token is forbidden.
@@ -78,6 +79,7 @@ class LogitsTransform:
     min_tokens: int = 0
     end_ids: tuple[int, ...] = ()
     suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
     forced_tokens: tuple[int, ...] = ()
     processors: tuple[LogitsProcessor, ...] = ()
 
@@ -108,6 +110,7 @@ class LogitsTransform:
         """The ids that each option names."""
         return {
             "suppress_tokens": self.suppress_tokens,
+            "begin_suppress_tokens": self.begin_suppress_tokens,
             "logit_bias": [token for token, _ in self.logit_bias],
             "forced_tokens": self.forced_tokens,
             "bad_words": [token for word in self.bad_words for token in word],
@@ -148,6 +151,10 @@ class LogitsTransform:
             logits = mx.where(early, logits + self._added("end_ids", size), logits)
         if self._never:
             logits = logits + self._added("_never", size)
+        if self.begin_suppress_tokens:
+            first = (history.positions(length) == len(self.forced_tokens))[..., None]
+            added = self._added("begin_suppress_tokens", size)
+            logits = mx.where(first, logits + added, logits)
         if self.forced_tokens:
             forced = mx.array([*self.forced_tokens, NOTHING], dtype=mx.int32)
             positions = mx.minimum(history.positions(length), len(self.forced_tokens))

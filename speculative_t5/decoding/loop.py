@@ -40,6 +40,7 @@ class RowOptions:
     stop_ids: frozenset[int] = frozenset()  # that end the output, besides those of EOS
     stop_checker: Callable[[], StopChecker] | None = None  # makes one for the output
     drafts: bool = True  # whether tokens are drafted for the row
+    start: int | None = None  # token that the decoder reads first; None is the model's own
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,14 @@ class Plan:
     width: int | None = None  # positions of the target's passes; see `LanguageModel.start`
     sharing: SharingModel | None = None  # the draft model, if it shares the target's encoder
     timed: bool = False  # wait for each draft, to tell its time from that of verifying
+
+
+def first_context(context: list[int], start: int | None) -> list[int]:
+    """Return what an output follows, an initial context or a start token instead of the model's.
+
+    No session has read it yet: the first pass does, of the target and of a draft.
+    """
+    return context if start is None else [start]
 
 
 def in_order_of_length(prompts: Iterable[Indexed], window: int) -> Iterator[Indexed]:
@@ -100,7 +109,7 @@ class Row:
         self.request, self.index = request, request.index
         # What it samples by, whatever the batch: a seed, and the number of its prompt.
         self.seed = options.seed, self.index if request.number is None else request.number
-        self.context = context
+        self.context = first_context(context, options.start)
         self.start = len(context)  # of the output, after the initial context
         self.ends = stop_reasons(model, options.stop_ids)
         self.remaining = token_budget(model, context, options.max_tokens)  # that may be emitted

@@ -29,6 +29,15 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
+class Constraints:
+    """What a checkpoint asks of outputs, if a call says nothing else; see `LogitsTransform`."""
+
+    forced_tokens: tuple[int, ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """What a model says of itself."""
 
@@ -43,6 +52,7 @@ class ModelInfo:
     # Tokens that a pass proposes. A draft of blocks reads block - 1 masks after the last token,
     # whose ids are those from `vocab_size` on.
     block: int = 1
+    constraints: Constraints = Constraints()  # on outputs, of calls that have none of the kind
 
     def with_vocabulary(self, vocabulary: Vocabulary | None) -> ModelInfo:
         """Return the same for a model whose tokenizer is known."""

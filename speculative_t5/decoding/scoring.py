@@ -12,7 +12,7 @@ from .. import device
 from .drafters import padded
 from .faults import check_numbers
 from .logits import TokenHistory
-from .loop import token_budget
+from .loop import first_context, token_budget
 from .protocols import LanguageModel
 from .sampling import Sampler
 
@@ -26,19 +26,21 @@ def pair_probabilities(
     tokens: Sequence[int],
     sampler: Sampler,
     draft_vocab: int | None = None,
+    first: int | None = None,
 ) -> tuple[tuple[float, float | None], ...]:
     """Return (p, q) of each token: the target's probability and the draft's.
 
-    q is None without a draft, and where the draft's context is full. Ids from `draft_vocab` on have
+    `first` is the token that the decoder reads first, if it is not the model's own. q is None
+    without a draft, and where the draft's context is full. Ids from `draft_vocab` on have
     q = 0. See `token_probabilities`.
     """
     size, q = model.info.vocab_size, list[float]()
     with device.turn():
-        p = token_probabilities(model, source, tokens, sampler, size, size)
+        p = token_probabilities(model, source, tokens, sampler, size, size, first)
         if draft is not None:
             # The tokens before each scored one must fit.
             asked = tokens[: max(0, token_budget(draft, source, len(tokens)))]
-            q = token_probabilities(draft, source, asked, sampler, draft_vocab or size, size)
+            q = token_probabilities(draft, source, asked, sampler, draft_vocab or size, size, first)
     return tuple(zip_longest(p, q))
 
 
@@ -49,6 +51,7 @@ def token_probabilities(
     sampler: Sampler,
     first_ids: int,
     vocab_size: int,
+    first: int | None = None,
 ) -> list[float]:
     """Return the probability of each token of an output, given all tokens before it.
 
@@ -60,7 +63,7 @@ def token_probabilities(
         sampler = replace(sampler, temperature=1.0)
     width = min(first_ids, vocab_size, model.info.vocab_size)
     found: list[float] = []
-    for logits, asked, history in _passes(model, source, tokens, width):
+    for logits, asked, history in _passes(model, source, tokens, width, first):
         logits = padded(logits, vocab_size, -mx.inf)
         probs = sampler.probs(sampler.transformed(logits, history)[0])
         given: Any = mx.take_along_axis(probs, mx.array(asked)[:, None], axis=-1)[:, 0].tolist()
@@ -71,7 +74,11 @@ def token_probabilities(
 
 
 def log_probabilities(
-    model: LanguageModel, source: Sequence[int], tokens: Sequence[int], top: int = 0
+    model: LanguageModel,
+    source: Sequence[int],
+    tokens: Sequence[int],
+    top: int = 0,
+    first: int | None = None,
 ) -> list[tuple[float, dict[int, float]]]:
     """Return the natural logarithm of a model's probability for each token of an output.
 
@@ -80,7 +87,7 @@ def log_probabilities(
     """
     found: list[tuple[float, dict[int, float]]] = []
     with device.turn():
-        for logits, asked, _ in _passes(model, source, tokens, model.info.vocab_size):
+        for logits, asked, _ in _passes(model, source, tokens, model.info.vocab_size, first):
             rows = logits[0].astype(mx.float32)
             rows -= mx.logsumexp(rows, axis=-1, keepdims=True)
             given: Any = mx.take_along_axis(rows, mx.array(asked)[:, None], axis=-1)[:, 0].tolist()
@@ -96,14 +103,20 @@ def log_probabilities(
 
 
 def _passes(
-    model: LanguageModel, source: Sequence[int], tokens: Sequence[int], width: int
+    model: LanguageModel,
+    source: Sequence[int],
+    tokens: Sequence[int],
+    width: int,
+    first: int | None = None,
 ) -> Iterator[tuple[mx.array, list[int], TokenHistory]]:
     """Yield logits (1, N, V), the N tokens of an output that they precede, and what they follow.
 
-    All tokens come, at most `PASS` at a time.
+    All tokens come, at most `PASS` at a time. The decoder reads `first` before them, or the model's
+    own start token.
     """
     last = model.info.vocab_size - 1
     session, (context,) = model.start([[min(token, last) for token in source]])
+    context = [min(token, last) for token in first_context(context, first)]
     fed = [context[-1], *tokens]  # all before it is in the session's cache
     for start in range(0, len(tokens), PASS):
         # Each fed token gives the logits of the next one.

@@ -143,11 +143,11 @@ class SpeculativeDecoder:
         ((_, done),) = self.generations([(0, source)], options, rows)
         if not options.probabilities:
             return done
-        sampler = self.bind(options).sampler
+        sampler, start = self.bind(options).sampler, options.decoder_start_token_id
 
         def explained(done: Generation) -> Generation:
             found = decoding.pair_probabilities(
-                self.model, self.draft, source, done.tokens, sampler, self.draft_vocab
+                self.model, self.draft, source, done.tokens, sampler, self.draft_vocab, start
             )
             return replace(done, probabilities=found)
 
@@ -238,14 +238,20 @@ class SpeculativeDecoder:
         return self._prompts.fit(prompt)
 
     def log_probabilities(
-        self, source: Sequence[int], tokens: Sequence[int], top: int = 0
+        self,
+        source: Sequence[int],
+        tokens: Sequence[int],
+        top: int = 0,
+        *,
+        decoder_start_token_id: int | None = None,
     ) -> list[tuple[float, dict[int, float]]]:
         """Return the natural logarithm of the target's probability for each token of an output.
 
         `source` are the ids of a prompt. With each come the `top` most probable ids and theirs. All
         are those of temperature 1, given all tokens before.
         """
-        return decoding.log_probabilities(self.model, source, tokens, top)
+        start = decoder_start_token_id
+        return decoding.log_probabilities(self.model, source, tokens, top, start)
 
     def _fit(self, index: int, prompt: Prompt) -> list[int]:
         """Return the ids of one of many prompts; errors name its index."""
@@ -267,7 +273,8 @@ class SpeculativeDecoder:
             return ((done.index, outputs.best_beam(done, self.tokenizer)) for done in results)
         several, count = None, options.num_return_sequences
         if options.scores or count > 1:
-            several = outputs.Several(count, self.model if options.scores else None)
+            model, start = self.model if options.scores else None, options.decoder_start_token_id
+            several = outputs.Several(count, model, start)
             prompts = several.repeated(prompts)
         rounds = self.rounds(prompts, options, batch_size)
         return self._outputs(rounds, options, several)
@@ -302,8 +309,16 @@ class SpeculativeDecoder:
         info, tokenizer = self.model.info, self.tokenizer
         stop_ids = frozenset(options.stop_token_ids)
         spell = partial(spelled, info, tokenizer)
-        transform = options.transform(spell, stop_ids | info.eos_token_ids)
+        transform = options.transform(spell, stop_ids | info.eos_token_ids, info.constraints)
+        start = options.decoder_start_token_id
+        if start is not None and info.is_decoder_only:
+            raise OptionError(
+                "{decoder_start_token_id} is {}, and this model is decoder-only, which reads the "
+                "prompt first: leave it out",
+                start,
+            )
         named: dict[str, Collection[int]] = {"stop_token_ids": stop_ids}
+        named["decoder_start_token_id"] = [] if start is None else [start]
         if transform:
             named |= transform.ids
         for name, ids in named.items():
@@ -319,7 +334,13 @@ class SpeculativeDecoder:
             stop_checker = partial(outputs.StoppedText, tokenizer, options.stop, options.min_tokens)
         sampler = replace(options.sampler, transform=transform) if transform else options.sampler
         return decoding.RowOptions(
-            sampler, options.max_tokens, options.seed, stop_ids, stop_checker, options.speculative
+            sampler,
+            options.max_tokens,
+            options.seed,
+            stop_ids,
+            stop_checker,
+            options.speculative,
+            start,
         )
 
     def requests(self, prompts: Iterable[Indexed], options: GenerationOptions) -> Iterator[Request]:

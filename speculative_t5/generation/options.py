@@ -17,6 +17,7 @@ import mlx.core as mx
 from ..decoding import (
     MAX_NGRAM,
     BeamOptions,
+    Constraints,
     EarlyStopping,
     LanguageModel,
     LogitsProcessor,
@@ -56,6 +57,7 @@ NUM_DRAFT = 5  # tokens to draft where "auto" cannot choose
 # Options that are lists, and what they may be given as.
 ITEMS = {
     "suppress_tokens": "a list of ids",
+    "begin_suppress_tokens": "a list of ids",
     "stop_token_ids": "a list of ids",
     "stop": "text or a list of texts",
     "bad_words": "text or a list of texts and of lists of ids",
@@ -76,7 +78,9 @@ class GenerationOptions:
     return logits (1, V), as mlx-lm's; they are called for each drafted token, too, and must depend
     on their arguments alone. `stop` is a text or several, which are not part of the output. Output
     j of prompt i samples as prompt `num_return_sequences` * i + j would. `scores` take one more
-    pass over the output. For a beam search see `BeamOptions`.
+    pass over the output. A checkpoint may have its own `suppress_tokens`, `begin_suppress_tokens`,
+    `forced_tokens` (its forced_bos_token_id) and `decoder_start_token_id`, for calls that give
+    none. For a beam search see `BeamOptions`.
     """
 
     max_tokens: int = in_output(
@@ -114,6 +118,9 @@ class GenerationOptions:
     suppress_tokens: Sequence[int] = in_constraints(
         (), "Ids that no output may contain, separated by commas."
     )
+    begin_suppress_tokens: Sequence[int] = in_constraints(
+        (), "Ids that no output may begin with, separated by commas."
+    )
     bad_words: Words = in_constraints(
         (),
         "Text that no output may contain, as the ids that the tokenizer gives it; may be repeated.",
@@ -123,6 +130,12 @@ class GenerationOptions:
     )
     forced_tokens: str | Sequence[int] = in_constraints(
         (), "Ids that every output begins with, separated by commas."
+    )
+    decoder_start_token_id: int | None = in_constraints(
+        None,
+        "Id that the decoder reads before the output, as some models are told a language by it.",
+        shown="the checkpoint's own",
+        least=0,
     )
     logits_processors: Sequence[LogitsProcessor] = ()
     stop: str | Sequence[str] = in_output((), "End the output before this text; may be repeated.")
@@ -240,13 +253,18 @@ class GenerationOptions:
                 )
 
     def transform(
-        self, encode: Callable[[str, str], Sequence[Sequence[int]]], end_ids: Iterable[int] = ()
+        self,
+        encode: Callable[[str, str], Sequence[Sequence[int]]],
+        end_ids: Iterable[int] = (),
+        own: Constraints | None = None,
     ) -> LogitsTransform | None:
         """Return the change of logits; None if there is none.
 
         `encode` takes an option's name and a text, and returns the ways that ids spell it. A bad
-        word that is one of `end_ids` is ignored, as by transformers: an output may be empty.
+        word that is one of `end_ids` is ignored, as by transformers: an output may be empty. `own`
+        are the checkpoint's constraints, for options that are empty.
         """
+        own = own or Constraints()
         ends = frozenset(end_ids)
         words: list[tuple[int, ...]] = []
         for word in self.bad_words:
@@ -262,8 +280,9 @@ class GenerationOptions:
             bad_words=tuple(dict.fromkeys(words)),
             min_tokens=self.min_tokens,
             end_ids=tuple(sorted(ends)),
-            suppress_tokens=tuple(self.suppress_tokens),
-            forced_tokens=tuple(forced),
+            suppress_tokens=tuple(self.suppress_tokens) or own.suppress_tokens,
+            begin_suppress_tokens=tuple(self.begin_suppress_tokens) or own.begin_suppress_tokens,
+            forced_tokens=tuple(forced) or own.forced_tokens,
             processors=tuple(self.logits_processors),
         )
         return made or None

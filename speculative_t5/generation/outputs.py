@@ -224,8 +224,8 @@ class Several:
     the model, if one is given.
     """
 
-    def __init__(self, count: int, model: LanguageModel | None) -> None:
-        self._count, self._model = count, model
+    def __init__(self, count: int, model: LanguageModel | None, start: int | None = None) -> None:
+        self._count, self._model, self._start = count, model, start
         # By index, the prompt and the outputs that have come.
         self._waiting: dict[int, tuple[Sequence[int], dict[int, Generation]]] = {}
 
@@ -247,7 +247,7 @@ class Several:
         source, group = self._waiting[index]
         if self._model:
             end = [] if done.end_id is None else [done.end_id]
-            each = log_probabilities(self._model, source, [*done.output, *end])
+            each = log_probabilities(self._model, source, [*done.output, *end], first=self._start)
             made = replace(made, score=sum(value for value, _ in each))
         group[place] = made
         if len(group) == self._count:

@@ -182,7 +182,8 @@ class T5Config:
     layer_norm_epsilon: float = 1e-6
     decoder_start_token_id: int = 0
     pad_token_id: int = 0
-    eos_token_id: int = 1
+    eos_token_id: int = 1  # the tokenizer's, which sources end with
+    end_ids: tuple[int, ...] = ()  # that end outputs, if not this one alone
     bias_per_layer: bool = False  # as in umt5; otherwise layer 0's serves all of its stack
     n_positions: int = 512  # source tokens that it was made for; more are no error
     quantization: Quantization | None = None
@@ -194,7 +195,7 @@ class T5Config:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        return (self.eos_token_id,)
+        return self.end_ids or (self.eos_token_id,)
 
     def of_draft(self, num_layers: int, d_ff: int, d_model: int | None = None) -> T5Config:
         """Return the config of a draft: its decoder layers, their units, and width if not this."""
@@ -208,16 +209,13 @@ class T5Config:
         """Read a config.json, Hugging Face's or our own; refuse all but a T5 with whole sizes."""
         _check_kind(raw)
         given = [name for name in _OPTIONAL_SIZES if raw.get(name) is not None]
-        sizes = {name: read_size(raw, name) for name in (*_SIZES, *given)}
+        sizes: dict[str, Any] = {name: read_size(raw, name) for name in (*_SIZES, *given)}
         if sizes["num_heads"] * sizes["d_kv"] > MAX_SIZE:
             raise ValueError(
                 f"num_heads * d_kv in config.json is {sizes['num_heads']} * {sizes['d_kv']}, "
                 f"expected at most {MAX_SIZE}"
             )
-        ids = {name: raw[name] for name in _TOKENS if raw.get(name) is not None}
-        for name, value in ids.items():
-            if type(value) is not int or not 0 <= value < sizes["vocab_size"]:
-                raise wrong(name, value, f"an id from 0 to {sizes['vocab_size'] - 1}")
+        ids = _read_ids(raw, sizes["vocab_size"])
         depth = read_size(raw, "num_layers", MAX_LAYERS)
         projection = str(raw.get("feed_forward_proj", "relu"))
         activation = ACTIVATIONS.get(projection)
@@ -262,7 +260,26 @@ class T5Config:
         raw["tie_word_embeddings"] = not raw.pop("own_head")
         if raw["quantization"] is None:
             del raw["quantization"]
+        if not raw["end_ids"]:
+            del raw["end_ids"]
         return {"model_type": "t5", **raw}
+
+
+def _read_ids(raw: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Read the ids that a config.json names; several may end outputs."""
+    ids: dict[str, Any] = {name: raw[name] for name in _TOKENS if raw.get(name) is not None}
+    named, stored = ids.get("eos_token_id"), raw.get("end_ids") or []
+    several = named if isinstance(named, list) else [] if named is None else [named]
+    for name, value, each in (
+        *((name, value, [value]) for name, value in ids.items() if name != "eos_token_id"),
+        ("eos_token_id", named, several),
+        ("end_ids", stored, stored if isinstance(stored, list) else [stored]),
+    ):
+        if not all(type(found) is int and 0 <= found < vocab_size for found in each):
+            raise wrong(name, value, f"an id from 0 to {vocab_size - 1}")
+    usual = several[0] if several else T5Config.eos_token_id
+    ends = tuple(dict.fromkeys(stored or several))
+    return ids | {"eos_token_id": usual, "end_ids": () if ends == (usual,) else ends}
 
 
 def _check_kind(raw: Mapping[str, Any]) -> None:

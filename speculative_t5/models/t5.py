@@ -394,7 +394,8 @@ class EncoderDecoder(CompiledModel):
             vocab_size=config.vocab_size,
             eos_token_id=config.eos_token_id,
             eos_token_ids=ends,
-            special_tokens=ends | {config.pad_token_id, config.decoder_start_token_id},
+            special_tokens=ends
+            | {config.eos_token_id, config.pad_token_id, config.decoder_start_token_id},
             is_decoder_only=False,
             max_source_length=config.n_positions,  # positions are relative: more is no error
         )

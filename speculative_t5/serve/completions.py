@@ -45,6 +45,7 @@ class Completion:
         self.chunks: list[list[Chunk]] = [[] for _ in range(self.call.left)]
         self.streams = fields.get("stream", False)
         self._closes = fields.get("stream_options", {}).get("include_usage")
+        self._start = options.decoder_start_token_id
         self._explained: list[list[logprobs.Token]] = []  # of each output, if they are asked for
         self._shown = [0] * self.call.left  # tokens of each output in the events so far
         self._traced = fields.get("speculative_t5", False)
@@ -76,7 +77,8 @@ class Completion:
         """Find how probable the tokens of outputs that have ended are, and which ones are most."""
         for number, chunks in enumerate(self.chunks):
             source = self.call.sources[number // self._samples]
-            self._explained.append(await logprobs.explain(self._service, source, chunks, self.top))
+            found = await logprobs.explain(self._service, source, chunks, self.top, self._start)
+            self._explained.append(found)
 
     def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
         """Return what is shown of the tokens of some rounds, the next ones of an output."""

@@ -26,9 +26,16 @@ class Token:
 
 
 async def explain(
-    service: Service, source: Sequence[int], chunks: Sequence[Chunk], top: int | None
+    service: Service,
+    source: Sequence[int],
+    chunks: Sequence[Chunk],
+    top: int | None,
+    start: int | None = None,
 ) -> list[Token]:
-    """Return the tokens of an output that has ended, by one more pass of the target."""
+    """Return the tokens of an output that has ended, by one more pass of the target.
+
+    `start` is its decoder_start_token_id, if the call gave one.
+    """
     ids = [token for chunk in chunks for token in chunk.tokens]
     pieces: list[str] = []
     for chunk in chunks:
@@ -38,7 +45,7 @@ async def explain(
             pieces[-1] += chunk.text
 
     def score(decoder: SpeculativeDecoder) -> list[tuple[float, dict[int, float]]]:
-        return decoder.log_probabilities(source, ids, top or 0)
+        return decoder.log_probabilities(source, ids, top or 0, decoder_start_token_id=start)
 
     scores = await asyncio.wrap_future(service.compute(score))
     tokenizer = service.decoder.tokenizer

@@ -53,7 +53,7 @@ FIELDS = {"to": "target", "from_": "source"}  # of texts to translate, by the op
 # Bounds on what decoding works through at every token, where other requests would wait for it.
 MOST_ENTRIES = {
     "stop": 16, "bad_words": 100, "logit_bias": 1_000, "suppress_tokens": 10_000,
-    "stop_token_ids": 10_000, "forced_tokens": 10_000,
+    "stop_token_ids": 10_000, "forced_tokens": 10_000, "begin_suppress_tokens": 10_000,
 }  # fmt: skip
 LONGEST = 500  # characters of a stop or a bad word, or ids of a bad word
 PROMPTS = "text, a list of texts, a list of ids or a list of lists of ids"

@@ -46,7 +46,7 @@ def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
     if config is None:
         return tokenizer
     vocabulary, end = tokenizer.vocabulary, tokenizer.eos_token_id
-    if end not in (None, config.eos_token_id):
+    if end not in (None, config.eos_token_id, *config.end_ids):
         raise ValueError(
             f"the tokenizer in {folder} has the EOS id {end}, the model {config.eos_token_id} "
             f"(eos_token_id in config.json): {REPLACE}"
