@@ -25,6 +25,7 @@ from messages import complaint
 
 HOLE = "{}"  # stands for what is only known at run time
 ERRORS = {
+    "RowError",
     "ValueError",
     "OptionError",
     "OSError",
