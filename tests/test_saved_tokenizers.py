@@ -15,6 +15,9 @@ from speculative_t5.generation.drafting import spelled
 from speculative_t5.models import T5Config
 from speculative_t5.tokenizers import Detokenizer, T5GemmaTokenizer, load_tokenizer, pieces
 from speculative_t5.tokenizers.cleaning import CleanUp, clean_up
+from speculative_t5.tokenizers.sentencepiece_files import read_sentencepiece
+from speculative_t5.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from speculative_t5.tokenizers.settings import read_settings
 
 import numpy as np
 import pytest
@@ -102,6 +105,7 @@ def beside(folder: Path, **files: Any) -> Path:
 
 NEW = [token("<new>"), token("[EVENT]", special=True)]
 IDS = {"<new>": 130, "[EVENT]": 131}
+CUT = [*NEW, token("cat", single_word=True, lstrip=True, rstrip=True)]
 BARE = [token(text, normalized=True) for text in "\n<{"]
 Made = Callable[[Path], Path]
 VARIATIONS: dict[str, list[Made]] = {
@@ -311,6 +315,35 @@ def test_texts_that_spell_no_special_tokens_are_normalized_once(tmp_path: Path) 
         assert kept.encode(text) == usual.encode(text), text
 
 
+ALIKE: dict[str, Made] = {
+    "plain": t5,
+    "listed": lambda path: t5(path, added_tokens_decoder=by_id(130, *CUT)),
+    "listed out of order": lambda path: t5(path, added_tokens_decoder=by_id(140, *reversed(CUT))),
+    "old lists": lambda path: beside(
+        t5(path, additional_special_tokens=[*SENTINELS, "[EVENT]"]), added_tokens=IDS
+    ),
+    "sentinels beyond": VARIATIONS["sentinels listed beyond the rows"][0],
+    "sentinels alone": VARIATIONS["sentinels listed beyond the rows"][1],
+    "brackets": lambda path: t5(path, added_tokens_decoder=by_id(130, token("<"), token("{"))),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_sentencepiece_adds_tokens_as_the_library_does(tmp_path: Path, name: str) -> None:
+    """It reads pieces of bytes, which transformers ignores: here there are none."""
+    folder = ALIKE[name](tmp_path / "tokenizer")
+    library, settings = load_tokenizer(folder), read_settings(folder)
+    file = read_sentencepiece((folder / "spiece.model").read_bytes())
+    ours = SentencePieceTokenizer(file, settings)
+    assert ours.vocabulary == library.vocabulary
+    assert ours.vocabulary.special == library.vocabulary.special
+    for text in ["a  <new>b cat catalog [EVENT] <extra_id_0>", "a\n<b", *draw_texts(0)]:
+        ids = library.encode(text)
+        assert ours.encode(text) == ids, text
+        if not text.startswith("<extra"):
+            assert ours.decode(ids) == library.decode(ids), text
+
+
 def test_tokenizers_without_an_end_fit_models_with_one(tmp_path: Path) -> None:
     """BERT's has no EOS: the model's ends an output. GPT-2's puts none after a text."""
     shape = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
@@ -483,7 +516,6 @@ def test_a_panic_of_the_library_is_one_line(tmp_path: Path, kind: str) -> None:
         tokenizer.encode("a <new> \n b")
 
 
-CUT = [*NEW, token("cat", single_word=True, lstrip=True, rstrip=True)]
 LONG: dict[str, Made] = {
     "t5": lambda path: t5(path, added_tokens_decoder=by_id(130, *CUT)),
     "t5 that splits special tokens": lambda path: t5(path, split_special_tokens=True),

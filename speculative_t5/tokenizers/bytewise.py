@@ -8,7 +8,7 @@ from pathlib import Path
 from .base import as_vocabulary
 from .cleaning import clean_up
 from .settings import SENTINEL, AddedToken, TokenizerSettings, read_settings
-from .splitting import Splitter
+from .splitting import SlowSplitter
 
 
 class ByteTokenizer:
@@ -33,7 +33,7 @@ class ByteTokenizer:
         self._texts = {i: token.text for i, token in added.items() if token.text not in hidden}
         splits = settings.splits_special_tokens
         listed = {token.text: token for token in (*settings.listed.values(), *added.values())}
-        self._splitter = Splitter(() if splits else listed.values())
+        self._splitter = SlowSplitter(() if splits else listed.values())
         # As in transformers, a token of one character stands for the byte of its number anywhere.
         self._of_byte = [self._ids.get(chr(i), self.FIRST + i) for i in range(256)]
         bytewise = {f"<0x{i:02X}>": self.FIRST + i for i in range(256)}
@@ -51,8 +51,8 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for part in self._splitter.split(text):
-            if part in self._splitter:
+        for part, is_token in self._splitter.split(text):
+            if is_token:
                 ids.append(self._ids[part])
             else:
                 ids += [self._of_byte[byte] for byte in part.encode()]

@@ -34,7 +34,7 @@ class SentencePieceTokenizer:
         self.eos_token_id = int(self._pieces.eos_id())
         self.unknown_id = int(self._pieces.unk_id())
         self.cleans_up = bool(settings.config.get("clean_up_tokenization_spaces"))
-        control = file.control
+        control = self._control = file.control
         added = self._find_added(settings)
         ids = {text: i for text, (i, _) in added.items()}
         special = {text for text, (_, token) in added.items() if token.special}
@@ -47,38 +47,41 @@ class SentencePieceTokenizer:
         self._ids = control | ids
         self._splitter = Splitter(tokens)
         self._texts = {
-            i: text for text, i in ids.items() if text not in special or SENTINEL.fullmatch(text)
+            i: text
+            for text, i in ids.items()
+            if text not in special or _is_sentinel(added[text][1])
         }
         names = {name: i for i, name in enumerate(self._names)}
         self.vocabulary: Vocabulary = as_vocabulary(names | ids, self._special)
 
     def _find_added(self, settings: TokenizerSettings) -> dict[str, tuple[int, AddedToken]]:
-        """Find the tokens beside the pieces, with their ids: sentinels go backwards."""
+        """Find the tokens beside the pieces, with their ids, as the library `tokenizers` does.
+
+        Sentinels follow the pieces, the last one first; others have the id of their piece, or else
+        the next free one.
+        """
+        count, ids = settings.num_sentinels(100), {name: i for i, name in enumerate(self._names)}
+        sentinels = [AddedToken(f"<extra_id_{i}>", special=True) for i in range(count)]
+        ids |= {token.text: i for i, token in enumerate(reversed(sentinels), len(ids))}
         extras = (*(settings.extras or ()), *(settings.old_extras or ()))
-        special, size = {token.text for token in extras}, len(self._names)
-        added = {
-            token.text: (i, replace(token, special=token.special or token.text in special))
-            for i, token in settings.listed.items()
-            if i >= size or SENTINEL.fullmatch(token.text)
+        special = {token.text for token in extras}
+        tokens = {token.text: token for token in (*extras, *sentinels)}
+        for i in sorted(settings.listed):
+            token = settings.listed[i]
+            is_special = token.special or token.text in special or _is_sentinel(token)
+            tokens[token.text] = replace(token, special=is_special)
+        listed = [token.text for _, token in sorted(settings.listed.items())]
+        for text in dict.fromkeys([*listed, *tokens]):
+            ids.setdefault(text, len(ids))
+        control = {*self._control.values()}
+        return {
+            text: (ids[text], token) for text, token in tokens.items() if ids[text] not in control
         }
-        count = settings.num_sentinels(0 if any(map(SENTINEL.fullmatch, added)) else 100)
-        for i in range(count):
-            sentinel = AddedToken(f"<extra_id_{i}>")
-            added.setdefault(sentinel.text, (size + count - 1 - i, sentinel))
-        for text, (i, token) in added.items():
-            if SENTINEL.fullmatch(text):
-                added[text] = (i, replace(token, special=True))
-        free, known = max([size - 1, *(i for i, _ in added.values())]) + 1, {*self._names}
-        for token in dict.fromkeys(extras):
-            if token.text not in added and token.text not in known:
-                added[token.text] = (free, token)
-                free += 1
-        return added
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for part in self._splitter.split(text):
-            if part in self._splitter:
+        for part, is_token in self._splitter.split(text):
+            if is_token:
                 ids.append(self._ids[part])
             else:
                 if self._normalizer is not None:
@@ -100,3 +103,7 @@ class SentencePieceTokenizer:
             elif token < len(self._names) and token not in self._special:
                 shown.append(self._names[token])
         return str(self._pieces.decode(shown))[1:].removeprefix(" ")
+
+
+def _is_sentinel(token: AddedToken) -> bool:
+    return SENTINEL.fullmatch(token.text) is not None
