@@ -8,6 +8,7 @@ from typing import Any
 
 from speculative_t5 import files
 from speculative_t5.cli.pieces import PartialFile
+from speculative_t5.distill.run import RunFolder
 from speculative_t5.exchange import digest
 from speculative_t5.files import clear_temporaries, json_line, private_mode, replacing
 
@@ -171,3 +172,10 @@ def test_a_file_of_pieces_from_elsewhere_moves_no_other_file(
     assert secret.read_text() == "secret"
     assert (folder / "a.md").read_text() == (RIGHT if aside == [] else WRONG)
     assert (folder / "b.txt").read_text() == RIGHT
+
+
+def test_the_working_folder_of_distill_is_private(tmp_path: Path) -> None:
+    """It holds outputs for prompts that may be private."""
+    folder = RunFolder(tmp_path / "out")
+    with folder.begun({}):
+        assert mode(folder.path) == 0o700

@@ -164,7 +164,7 @@ class RunFolder:
                     f"{self.path} exists and is not the working folder of a run: "
                     "choose another --output"
                 )
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds what prompts say
         with (self.path / "lock").open("a") as file:
             lock(file.fileno(), f"another process is at work in {self.path}: wait for it to end")
             if not path.exists():
