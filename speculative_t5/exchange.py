@@ -328,7 +328,7 @@ def _is_written(path: Path) -> bool:
 
 
 def _is_leased(path: Path) -> bool:
-    """Take a lease on a file and give it back; return whether the system gave one."""
+    """Take a lease on a file and give it back; return whether nothing stood against it."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # If another program opens it in this moment, a signal comes, by default one that kills.
@@ -336,8 +336,8 @@ def _is_leased(path: Path) -> bool:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return True
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno != errno.EAGAIN  # the system does not say, as of another user's file
     finally:
         os.close(file)
 

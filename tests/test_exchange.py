@@ -1,6 +1,7 @@
 """Files replaced in their place while other programs write to them, and what kills leave."""
 
 import errno
+import fcntl
 import os
 import random
 import stat
@@ -151,6 +152,16 @@ def test_a_file_that_is_removed_meanwhile_does_not_come_back(
     assert contents(tmp_path) == {}
 
 
+def knows_writers(path: Path) -> bool:
+    """Whether the system refuses a lease on a file that is open for writing."""
+    with path.open("rb") as file:
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except OSError as error:
+            return error.errno == errno.EAGAIN
+    return False
+
+
 @pytest.mark.linux
 def test_a_file_that_a_program_is_writing_is_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +169,7 @@ def test_a_file_that_a_program_is_writing_is_left_to_it(
     (tmp_path / "a").write_bytes(OLD)
     monkeypatch.setattr(exchange, "PATIENCE", 0.05)
     with (tmp_path / "a").open("r+b") as file:
-        if not exchange._is_written(tmp_path / "a"):
+        if not knows_writers(tmp_path / "a"):
             pytest.skip("this disk has no leases")
         assert not replaced(tmp_path)
         file.write(SAVED)
@@ -277,3 +288,21 @@ def test_a_disk_without_leases_does_not_keep_files_from_being_replaced(
     assert replaced(tmp_path)
     exchange._has_leases.cache_clear()
     assert contents(tmp_path) == {"a": NEW}
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EINVAL, errno.EAGAIN])
+def test_files_are_replaced_where_the_system_gives_no_leases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Root in a container may not take one on another user's file, and network disks have none."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(exchange, "PATIENCE", 0.05)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    exchange._has_leases.cache_clear()
+    (tmp_path / "a").write_bytes(OLD)
+    assert replaced(tmp_path) and contents(tmp_path) == {"a": NEW}
+    exchange._has_leases.cache_clear()

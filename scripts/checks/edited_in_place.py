@@ -3,11 +3,13 @@
     python scripts/checks/edited_in_place.py                      # 20 files, 10 kills, both ways
     python scripts/checks/edited_in_place.py --files 40 --kills 30 --seed 5
 
-Another process saves the files at random moments, half of the time as soon as it sees that one is
-being replaced; it writes them in their place, or renames new ones. Half of the kills (SIGKILL) wait
-for such a moment, too. After each kill the command goes on with --resume. At the end each file has
-to hold what was saved last, or its correction, with its mode and owner; a backup has to hold what
-was corrected; and nothing else may be there. Ends with status 1 if anything is lost or left.
+Another process saves the files at random moments and, as soon as it sees that one is being replaced,
+that one; it writes them in their place, or renames new ones. Half of the kills (SIGKILL) wait for
+such a moment, too. The moment is made longer, by up to 20 ms on either side of an exchange, or
+hardly any save or kill would hit it. After each kill the command goes on with --resume. At the end
+each file has to hold what was saved last, or its correction, with its mode and owner; a backup has
+to hold what was corrected; and nothing else may be there. Ends with status 1 if anything is lost or
+left over.
 """
 
 import json
@@ -30,13 +32,41 @@ import typer
 ROOT = Path(__file__).parents[2]
 MODES = (0o600, 0o640, 0o644, 0o664)
 LINES = 4  # sentences of a file
-PAUSE = 0.15  # seconds between saves, on average
+PAUSE = 0.5  # seconds between saves, on average
+SLOWED = """
+import random, time
+from speculative_t5 import exchange
+from speculative_t5.cli import main
+
+swap = exchange.exchange
+
+def slow(one, other):
+    time.sleep(random.random() * 0.02)
+    done = swap(one, other)
+    time.sleep(random.random() * 0.02)
+    return done
+
+exchange.exchange = slow
+main()
+"""
+SOON = 0.1  # how often a file is saved as soon as its replacement is being made
 ROWS = (
-    "files", "runs", "kills", "kills while a file was replaced", "saves",
-    "saves while a file was replaced", "files left to the other program, by a line",
-    "files corrected at the end", "files with a backup that stay as they were saved",
-    "earlier texts kept beside a file", "lost", "wrong mode or owner", "wrong backup", "left over",
-)  # fmt: skip
+    "files",
+    "runs",
+    "kills",
+    "kills while a file was replaced",
+    "saves",
+    "saves while a file was replaced",
+    "of these, in the moment of the exchange",
+    "files left to the other program, by a line",
+    "files corrected at the end",
+    "files with a backup that stay as they were saved",
+    "earlier texts kept beside a file",
+    "lost",
+    "wrong mode or owner",
+    "wrong backup",
+    "left over",
+)
 FAULTS = ROWS[-4:]
 
 
@@ -53,24 +83,63 @@ def replaced_now(folder: Path) -> list[str]:
     return [match[1] or match[2] for match in found if match]
 
 
+class Editor:
+    """Saves files at random, and when it sees that one is being replaced.
+
+    A file that it has saved in the very moment of an exchange it mostly leaves alone from then on,
+    so that nothing hides what becomes of that text.
+    """
+
+    def __init__(self, folder: Path, log: Path, seed: int) -> None:
+        self.folder, self.log, self.chance, self.number = folder, log, random.Random(seed), 0
+        self.names = sorted(path.name for path in folder.glob("*.md"))
+        self.backups: set[str] = set()  # that were there before
+        self.left_alone: set[str] = set()
+
+    def watch(self, seconds: float) -> tuple[str, str]:
+        """Wait, until a file is being replaced; return its name, if one is, and how far it is."""
+        until, seen = time.monotonic() + seconds, set[str]()
+        while time.monotonic() < until:
+            new, soon = [], []
+            for name in os.listdir(self.folder):
+                if name.endswith(".bak") and name not in self.backups:
+                    self.backups.add(name)
+                    new.append(name.removesuffix(".bak"))
+                elif name.endswith(".replaced"):
+                    new.append(name.removesuffix(".replaced").removeprefix("."))
+                elif name.startswith(".partial-") and name.endswith(".md") and name not in seen:
+                    seen.add(name)
+                    soon += [name.split("-", 2)[2]] * (self.chance.random() < SOON)
+            for step, found in (("now", new), ("soon", soon)):
+                for name in found:
+                    if name not in self.left_alone:
+                        return name, step
+            time.sleep(0.0005)
+        return "", ""
+
+    def run(self, stop: list[bool]) -> None:
+        """Save files until told to stop; write to the log what was saved, a line for each."""
+        with self.log.open("a") as saved:
+            while not stop:
+                name, step = self.watch(self.chance.random() * 2 * PAUSE)
+                free = [each for each in self.names if each not in self.left_alone]
+                if not name and not free:
+                    continue
+                name = name or self.chance.choice(free)
+                self.number += 1
+                text = text_of(name, self.number)
+                save(self.folder / name, text, renames=self.chance.random() < 0.5)
+                saved.write(json.dumps([name, text, step]) + "\n")
+                saved.flush()
+                if step == "now" and self.chance.random() < 0.8:
+                    self.left_alone.add(name)
+
+
 def edit(folder: Path, log: Path, seed: int) -> None:
-    """Save files until the process is ended; write to the log what was saved, a line for each."""
-    chance, number = random.Random(seed), 0
-    signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+    """Save files until the process is ended."""
     stop: list[bool] = []
-    names = sorted(path.name for path in folder.glob("*.md"))
-    with log.open("a") as saved:
-        while not stop:
-            waits, until = chance.random() < 0.5, time.monotonic() + chance.random() * 2 * PAUSE
-            while time.monotonic() < until and not (waits and replaced_now(folder)):
-                time.sleep(0 if waits else 0.01)
-            number += 1
-            now = replaced_now(folder)
-            name = chance.choice([name for name in now if name in names] or names)
-            text = text_of(name, number)
-            save(folder / name, text, renames=chance.random() < 0.5)
-            saved.write(json.dumps([name, text, bool(now)]) + "\n")
-            saved.flush()
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+    Editor(folder, log, seed).run(stop)
 
 
 def save(path: Path, text: str, *, renames: bool) -> None:
@@ -114,7 +183,7 @@ class Trial:
 
     def start(self) -> subprocess.Popen[str]:
         self.count["runs"] += 1
-        command = [sys.executable, "-m", "speculative_t5", "document", "texts", "--in-place"]
+        command = [sys.executable, "-c", SLOWED, "document", "texts", "--in-place"]
         command += ["--resume", "--batch-size", "1", *(["--backup"] if self.backup else [])]
         return subprocess.Popen(
             command, cwd=self.folder, text=True, stderr=subprocess.PIPE,
@@ -164,10 +233,11 @@ class Trial:
         """Compare what is there with what was saved."""
         saved = {name: [text_of(name, 0)] for name in self.began}
         for line in self.log.read_text().splitlines():
-            name, text, seen = json.loads(line)
+            name, text, step = json.loads(line)
             saved[name].append(text)
             self.count["saves"] += 1
-            self.count["saves while a file was replaced"] += seen
+            self.count["saves while a file was replaced"] += bool(step)
+            self.count["of these, in the moment of the exchange"] += step == "now"
         corrected = self.corrected({name: texts[-1] for name, texts in saved.items()})
         expected = {*self.began}
         for name, texts in saved.items():
