@@ -3,7 +3,7 @@
     python scripts/checks/edited_in_place.py                      # 20 files, 10 kills, both ways
     python scripts/checks/edited_in_place.py --files 40 --kills 30 --seed 5
 
-Another process saves the files at random moments and, as soon as it sees that one is being replaced,
+Another process saves the files at random moments and, as soon as it sees that one is replaced,
 that one; it writes them in their place, or renames new ones. Half of the kills (SIGKILL) wait for
 such a moment, too. The moment is made longer, by up to 20 ms on either side of an exchange, or
 hardly any save or kill would hit it. After each kill the command goes on with --resume. At the end
