@@ -31,6 +31,7 @@ import typer
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 PAGE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+LARGE = 2_000_000  # bytes of a body that lacks its last one
 PIPELINED = 50  # requests that one client sends at a time
 PAUSE = 0.1  # seconds between two questions of the client beside
 PATIENCE = 60.0  # seconds for an answer
@@ -133,6 +134,10 @@ ATTACKS: dict[str, tuple[Attack, int]] = {
     "silent": (silent, 250),
     "head byte by byte": (dripping(HEAD, b"x", 1.0), 250),
     "body byte by byte": (dripping(POST, b" ", 1.0), 250),
+    "bodies of 2 MB, no end": (
+        dripping(POST.replace(b"1000", b"%d" % (LARGE + 1)) + b" " * LARGE, b"", 1.0),
+        250,
+    ),
     "body of 100 GB on GET": (
         dripping(HEAD + b"Content-Length: 100000000000\r\n\r\n", b" " * 2000, 0.1),
         250,

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import shown
 from . import languagetool, libretranslate, requests
-from .bodies import read_body
+from .bodies import BodyReader
 from .completions import ANSWERS, Completion, as_event
 from .models import MODELS, Models, Served
 from .page import HEADERS, PAGE
@@ -112,7 +112,8 @@ class Endpoints(Collector):
         self._models = models
         self._settings = settings
         self._created = int(time.time())
-        texts = TextEndpoints(models, settings)
+        self._bodies = BodyReader(settings)
+        texts = TextEndpoints(models, settings, self._bodies)
         self._began: dict[Call, float] = {}  # in the time of time.monotonic
         self.registry = prometheus.CollectorRegistry()
         self.registry.register(self)
@@ -180,7 +181,7 @@ class Endpoints(Collector):
     async def _generate(self, kind: type[Completion], request: Request) -> ASGIApp:
         """Let a request's call join, and return what sends its answer."""
         settings = self._settings
-        body = await read_body(request, settings)
+        body = await self._bodies.read(request)
         async with contextlib.AsyncExitStack() as stack:
             try:
                 fields = requests.parse_body(body)

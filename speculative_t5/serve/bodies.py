@@ -12,55 +12,79 @@ from .settings import Settings
 CLOSE = {"Connection": "close"}  # where a body may have no end
 GZIP = b"\x1f\x8b"  # how it begins
 EITHER = 32 + zlib.MAX_WBITS  # for zlib: of gzip's format or of its own
+SMALL = 2**16  # bytes of a body that is read however many others there are
+AGAIN_SECONDS = 5  # after which to send one again
 PLAIN, COMPRESSED = ("", "identity"), ("gzip", "x-gzip", "deflate")
 
 
-async def read_body(request: Request, settings: Settings) -> bytes:
-    """Read the body of a request, and inflate it if it is compressed.
+class BodyReader:
+    """Reads the bodies of a server's requests."""
 
-    Raises:
-        Refused: If it has too many bytes, as they are sent or inflated; if it takes too long, or
-            no more of it comes for a while; or if it is compressed in another way than by gzip.
-    """
-    body = await _received(request, settings)
-    encoding = request.headers.get("content-encoding", "").strip().casefold()
-    if encoding in PLAIN and not body.startswith(GZIP):
-        return body
-    if encoding in COMPRESSED:
-        return inflated(body, settings.max_body)
-    if encoding in PLAIN:
-        wrong = "the body is compressed by gzip: send it with the header Content-Encoding"
-    else:
-        wrong = f"Content-Encoding is {shown(encoding)}: send the body as gzip, or as it is"
-    raise Refused(415, wrong)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._held = 0  # bytes of bodies that have not come to their end
 
+    async def read(self, request: Request) -> bytes:
+        """Read the body of a request, and inflate it if it is compressed.
 
-async def _received(request: Request, settings: Settings) -> bytes:
-    most, seconds, pause = settings.max_body, settings.body_seconds, settings.body_pause
-    length = request.headers.get("content-length", "")
-    too_large, found = length.isdigit() and int(length) > most, bytearray()
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    try:
-        async with asyncio.timeout(min(seconds, pause)) as limit:
-            stream = request.stream()
-            while not too_large and (part := await anext(stream, b"")):
-                found += part
-                too_large = len(found) > most
-                limit.reschedule(min(end, loop.time() + pause))
-    except TimeoutError as error:
-        wrong = f"the body did not arrive in {seconds:g} seconds: send it again"
-        if loop.time() < end:
-            wrong = f"no more of the body has come for {pause:g} seconds: send it again"
-        raise Refused(408, wrong, headers=CLOSE) from error
-    if too_large:
-        # The rest of a known length is read and dropped, as far as `Limits` say.
-        raise _too_large(most, close=not length)
-    return bytes(found)
+        Raises:
+            Refused: If it has too many bytes, as they are sent or inflated; if it takes too long,
+                or no more of it comes for a while; if there are too many others; or if it is
+                compressed in another way than by gzip.
+        """
+        body = await self._received(request)
+        encoding = request.headers.get("content-encoding", "").strip().casefold()
+        if encoding in PLAIN and not body.startswith(GZIP):
+            return body
+        if encoding in COMPRESSED:
+            return inflated(body, self._settings.max_body)
+        if encoding in PLAIN:
+            wrong = "the body is compressed by gzip: send it with the header Content-Encoding"
+        else:
+            wrong = f"Content-Encoding is {shown(encoding)}: send the body as gzip, or as it is"
+        raise Refused(415, wrong)
+
+    async def _received(self, request: Request) -> bytes:
+        settings, found = self._settings, bytearray()
+        seconds, pause = settings.body_seconds, settings.body_pause
+        length = request.headers.get("content-length", "")
+        too_large = length.isdigit() and int(length) > settings.max_body
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        try:
+            async with asyncio.timeout(min(seconds, pause)) as limit:
+                stream = request.stream()
+                while not too_large and (part := await anext(stream, b"")):
+                    found += part
+                    self._held += len(part)
+                    self._check_room(len(found))
+                    too_large = len(found) > settings.max_body
+                    limit.reschedule(min(end, loop.time() + pause))
+        except TimeoutError as error:
+            wrong = f"the body did not arrive in {seconds:g} seconds: send it again"
+            if loop.time() < end:
+                wrong = f"no more of the body has come for {pause:g} seconds: send it again"
+            raise Refused(408, wrong, headers=CLOSE) from error
+        finally:
+            self._held -= len(found)
+        if too_large:
+            # The rest of a known length is read and dropped, as far as `Limits` say.
+            raise _too_large(settings.max_body, close=not length)
+        return bytes(found)
+
+    def _check_room(self, size: int) -> None:
+        """Refuse a body that is not small where there are too many others."""
+        if size > SMALL and self._held > self._settings.all_bodies:
+            raise Refused(
+                503,
+                f"the server holds {self._settings.all_bodies:,} bytes of bodies that have not "
+                "ended, which is the most: wait and send the request again",
+                headers=CLOSE | {"Retry-After": str(AGAIN_SECONDS)},
+            )
 
 
 def inflated(body: bytes, most: int) -> bytes:
-    """Inflate a body by gzip or zlib to at most `most` bytes; for errors see `read_body`."""
+    """Inflate a body by gzip or zlib to at most `most` bytes; for errors see `BodyReader`."""
     inflating = zlib.decompressobj(EITHER)
     try:
         found = inflating.decompress(body, most + 1)

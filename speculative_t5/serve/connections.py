@@ -27,7 +27,7 @@ from uvicorn.server import ServerState
 from .requests import Refused
 
 FILES = 8192  # to allow this process, if its hard limit is not lower
-RESERVE = 64  # files that are no connections, at least; a quarter of all, if that is more
+RESERVE = 80  # files that are no connections that `Gate` has let in; a quarter of all, if that is more
 LEAST = 16  # connections, however few files there may be
 LINGERING = 16  # refused connections that may stay until their client has sent its request
 LINGER_SECONDS = 1.0  # for which they may
@@ -299,14 +299,20 @@ def most_connections(files: int) -> int:
 
 
 class Quiet:
-    """Handles what asyncio reports: that there is no file for a connection by a line a minute."""
+    """Handles what asyncio reports: that there is no file for a connection by a line a minute.
+
+    asyncio then tries again after a second, several times, and each fails if the server has been
+    closed by then; that says nothing to anybody.
+    """
 
     def __init__(self) -> None:
         self._said = -LOG_SECONDS
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         error = context.get("exception")
-        if not (isinstance(error, OSError) and error.errno in NO_FILES):
+        if isinstance(error, ValueError) and "_start_serving" in context.get("message", ""):
+            log.debug("the server was closed while it waited to accept again")
+        elif not (isinstance(error, OSError) and error.errno in NO_FILES):
             loop.default_exception_handler(dict(context))
         elif loop.time() - self._said >= LOG_SECONDS:
             self._said = loop.time()

@@ -31,7 +31,8 @@ PUBLIC = ("/", "/health", "/languages", "/v2/languages")  # without a key
 KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that they close first
 LAST_BYTES = 5  # seconds for clients to read responses that have ended
 BACKLOG = 2048  # connections that may wait to be accepted
-ACCEPTED = 8  # connections at a time
+# Connections at a time: each is a file for some passes of the event loop before `Gate` sees it.
+ACCEPTED = 8
 
 Found = TypeVar("Found")
 

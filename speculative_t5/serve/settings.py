@@ -16,6 +16,7 @@ class Settings:
     local: bool = True  # whether only this machine reaches the server: Host headers are checked
     draw_seeds: bool = False  # whether a request without a seed gets a random one
     max_body: int = 2 * 2**20  # bytes
+    all_bodies: int = 2**28  # bytes of all bodies that have not come to their end
     body_seconds: float = 30.0  # that a body may take
     body_pause: float = 10.0  # seconds in which some of it has to come
     ping_seconds: float = 15.0  # without an event, after which a stream gets a comment

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..generation import Chunk, Generation, GenerationOptions
 from . import languagetool, libretranslate, requests
-from .bodies import read_body
+from .bodies import BodyReader
 from .models import Models
 from .requests import Refused
 from .server import is_key, unless_gone
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 class TextEndpoints:
     """What the routes of whole texts do."""
 
-    def __init__(self, models: Models, settings: Settings) -> None:
-        self._models, self._settings = models, settings
+    def __init__(self, models: Models, settings: Settings, bodies: BodyReader) -> None:
+        self._models, self._settings, self._bodies = models, settings, bodies
 
     async def answer(self, path: str, request: Request) -> Response:
         """Answer for a whole text, by a process that nobody else waits for."""
@@ -45,7 +45,7 @@ class TextEndpoints:
         query = request.scope["query_string"].decode("latin-1")
         keys = settings.api_keys if not is_key(request.headers, settings.api_keys) else ()
         try:
-            body = await read_body(request, settings)
+            body = await self._bodies.read(request)
             task = Task(path, body, kind, COMPUTING_SECONDS, settings.max_text, query)
             done = await unless_gone(request.receive, self._done(task, request, keys))
             return Response(done, media_type="application/json")
