@@ -119,7 +119,8 @@ VARIATIONS: dict[str, list[Made]] = {
         lambda path: bpe(path, tokenizer_class="BartTokenizer"),
         lambda path: saved(bpe(path, tokenizer_class="RobertaTokenizer"), add_prefix_space=True),
         lambda path: bpe(
-            path, tokenizer_class="GPT2Tokenizer",
+            path,
+            tokenizer_class="GPT2Tokenizer",
             added_tokens_decoder=by_id(300, *(token(s, special=True) for s in SENTINELS[::-1])),
         ),
         lambda path: bpe(
@@ -161,18 +162,21 @@ VARIATIONS: dict[str, list[Made]] = {
     "old lists of special tokens": [
         lambda path: beside(t5(path, additional_special_tokens=["[EVENT]"]), added_tokens=IDS),
         lambda path: beside(
-            t5(path, additional_special_tokens=[*SENTINELS, "[EVENT]"]), added_tokens=IDS,
+            t5(path, additional_special_tokens=[*SENTINELS, "[EVENT]"]),
+            added_tokens=IDS,
             special_tokens_map={"additional_special_tokens": [*SENTINELS, "[EVENT]"]},
         ),
         lambda path: beside(
             saved(t5(path)), special_tokens_map={"additional_special_tokens": ["[EVENT]"]}
         ),
         lambda path: beside(
-            bpe(path, tokenizer_class="RobertaTokenizer"), added_tokens={"[EVENT]": 300},
+            bpe(path, tokenizer_class="RobertaTokenizer"),
+            added_tokens={"[EVENT]": 300},
             special_tokens_map={"additional_special_tokens": ["[EVENT]"], "mask_token": "<mask>"},
         ),
         lambda path: beside(
-            t5(path), added_tokens=IDS,
+            t5(path),
+            added_tokens=IDS,
             special_tokens_map={"sep_token": {"content": "[EVENT]", "lstrip": True}},
         ),
         lambda path: beside(
@@ -185,7 +189,8 @@ VARIATIONS: dict[str, list[Made]] = {
         lambda path: t5(path, added_tokens_decoder=by_id(130, token("<new>", rstrip=True))),
         lambda path: t5(path, added_tokens_decoder=by_id(130, token("École", normalized=True))),
         lambda path: bpe(
-            path, tokenizer_class="RobertaTokenizer",
+            path,
+            tokenizer_class="RobertaTokenizer",
             added_tokens_decoder=by_id(
                 300, token("<extra_id_0>", lstrip=True, normalized=True, special=True)
             ),
@@ -211,7 +216,9 @@ VARIATIONS: dict[str, list[Made]] = {
         lambda path: byt5(path, clean_up_tokenization_spaces=True),
         lambda path: bert(path, clean_up_tokenization_spaces=True),
         lambda path: bpe(
-            path, tokenizer_class="GPT2Tokenizer", clean_up_tokenization_spaces=True,
+            path,
+            tokenizer_class="GPT2Tokenizer",
+            clean_up_tokenization_spaces=True,
             clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output=True,
         ),
     ],
@@ -229,7 +236,7 @@ VARIATIONS: dict[str, list[Made]] = {
         lambda path: beside(saved(t5(path)), added_tokens={name: 130 for name in SENTINELS}),
         lambda path: t5(path, extra_ids=25),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -462,22 +469,26 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     ),
     "a long Replace": ([replaced({"String": "a"}, "b" * 1001)], "has 1,001 times the length"),
     "Replaces one after the other": (
-        [replaced({"String": "a"}, "aa")] * 30, "has 1,073,741,824 times the length"
+        [replaced({"String": "a"}, "aa")] * 30,
+        "has 1,073,741,824 times the length",
     ),
     "a Replace of nothing": ([replaced({"Regex": ""}, "b" * 1000)], "has 1,001 times the length"),
     "many steps": ([{"type": "Lowercase"}] * 101, "has 105 steps for a text"),
     "a charsmap cut in its head": (
-        [{"type": "Precompiled", "precompiled_charsmap": "AAA="}], "normalizer that is damaged"
+        [{"type": "Precompiled", "precompiled_charsmap": "AAA="}],
+        "normalizer that is damaged",
     ),
     "a charsmap that is none": (
-        [{"type": "Precompiled", "precompiled_charsmap": "?"}], "normalizer that is damaged"
+        [{"type": "Precompiled", "precompiled_charsmap": "?"}],
+        "normalizer that is damaged",
     ),
     "a charsmap cut in its trie": ([charsmap(8, b"")], "normalizer that is damaged"),
     "a charsmap of no UTF-8": ([charsmap(1024, b"\xff\0")], "normalizer that is damaged"),
     "a charsmap that makes a text long": (
-        [charsmap(1024, b"b" * 257 + b"\0")], "has 257 bytes that it puts in place of one"
+        [charsmap(1024, b"b" * 257 + b"\0")],
+        "has 257 bytes that it puts in place of one",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DAMAGED)

@@ -28,16 +28,50 @@ NEW = ("<new>", "<2en>", "[EVENT]", "\n", "{", "<", "cat", "the dog", "École", 
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 # What people's files have, and transformers 5 does not heed for these classes.
 IGNORED = {
-    "legacy": False, "sp_model_kwargs": {}, "model_max_length": 7, "padding_side": "left",
-    "truncation_side": "left", "keep_accents": True, "do_basic_tokenize": False,
-    "trim_offsets": False, "name_or_path": "a/b", "use_fast": False, "errors": "strict",
-}  # fmt: skip
+    "legacy": False,
+    "sp_model_kwargs": {},
+    "model_max_length": 7,
+    "padding_side": "left",
+    "truncation_side": "left",
+    "keep_accents": True,
+    "do_basic_tokenize": False,
+    "trim_offsets": False,
+    "name_or_path": "a/b",
+    "use_fast": False,
+    "errors": "strict",
+}
 CONTROL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
 PARTS = (
-    *TEXT[:6], *NEW, *CONTROL, "[CLS]", "[SEP]", "[UNK]", " ", "  ", "\t", "\n\n", ".", " ,",
-    " n't", "cats", "Cat", "catalog", "ÉCOLE", "école", "<NEW>", "<extra_id_0>", "<extra_id_3>",
-    "你好 吗", "don't", "a<5", "f(x){ y }", "\u2581a", "e\u0301", "😀", "'s",
-)  # fmt: skip
+    *TEXT[:6],
+    *NEW,
+    *CONTROL,
+    "[CLS]",
+    "[SEP]",
+    "[UNK]",
+    " ",
+    "  ",
+    "\t",
+    "\n\n",
+    ".",
+    " ,",
+    " n't",
+    "cats",
+    "Cat",
+    "catalog",
+    "ÉCOLE",
+    "école",
+    "<NEW>",
+    "<extra_id_0>",
+    "<extra_id_3>",
+    "你好 吗",
+    "don't",
+    "a<5",
+    "f(x){ y }",
+    "\u2581a",
+    "e\u0301",
+    "😀",
+    "'s",
+)
 
 
 @dataclass
