@@ -361,12 +361,13 @@ def _argument_error(error: Any) -> str:
     if not callable(checked):
         return text
     found = checked()[0]["input"]
-    about = re.fullmatch(r"Invalid value for .*'(--[\w-]+)'[^:]*: (?:Value error, )?(.*)", text)
-    if about is None:
+    where, _, wrong = text.removeprefix("Invalid value for ").partition(": ")
+    names = re.findall(r"'(--[\w-]+)'", where)
+    if not names or not text.startswith("Invalid value for "):
         return f"{text}, got {found!r}"
-    name, wrong = about.groups()
-    if chosen := re.fullmatch(r".* is not one of (.*)", wrong):
-        return f"{name} must be one of {chosen[1]}, got {found!r}"
+    name, wrong = names[-1], wrong.removeprefix("Value error, ")
+    if " is not one of " in wrong:
+        return f"{name} must be one of {wrong.rpartition(' is not one of ')[2]}, got {found!r}"
     for kind, expected in KINDS.items():
         if wrong.startswith(f"Input should be a valid {kind}"):
             return f"{name} must be {expected}, got {found!r}"
