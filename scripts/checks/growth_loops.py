@@ -50,8 +50,8 @@ LOCAL: dict[tuple[str, str], Any] = {
         r"re.escape(Path(output).name) + f'\\.{number}-of-{number}'",
     ): None,
     ("speculative_t5/serve/page.py", "f'<{tag}>(.*?)</{tag}>'"): None,
-    ("speculative_t5/tokenizers/splitting.py", "f\"({'|'.join(names)})\" if names else '(?!)()'"): (
-        re.compile(f"({'|'.join(['</s>', '<pad>', *(f'<extra_id_{i}>' for i in range(100))])})")
+    ("speculative_t5/tokenizers/splitting.py", "'|'.join(names) or '(?!)'"): (
+        re.compile("|".join(["</s>", "<pad>", *(f"<extra_id_{i}>" for i in range(100))]))
     ),
 }
 
