@@ -301,13 +301,16 @@ def test_a_tokenizer_json_is_taken_with_its_own_steps(tmp_path: Path) -> None:
     )
     backend.decoder = decoders.Metaspace()
     ids = backend.encode("ABC 12").ids
-    for ends in (False, True):
+    for begins, ends in ((False, False), (False, True), (True, True)):
         if ends:
-            end = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+            control, before = [("</s>", 1), ("<pad>", 0)], "<pad> " * begins
+            end = processors.TemplateProcessing(f"{before}$A </s>", special_tokens=control)
             backend.post_processor = end
+            backend.enable_padding(length=9)
+            backend.enable_truncation(4)
         write(tmp_path / "tokenizer.json", json.loads(backend.to_str()))
         tokenizer = load_tokenizer(tmp_path)
-        assert tokenizer.encode("ABC 12") == [*ids, 1]
+        assert tokenizer.encode("ABC 12") == [*[0] * begins, *ids, 1]
         assert pieces_of.index("12") not in ids
         assert tokenizer.decode(ids) == "abc 12"
 

@@ -67,6 +67,8 @@ def from_json(stored: str, settings: TokenizerSettings) -> Made:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     backend, kind = Tokenizer.from_str(stored), class_of(settings)
+    backend.no_truncation()
+    backend.no_padding()
     made = _made(backend, settings, kind)
     if kind == T5:
         _add_tokens(made, settings, _t5_extras(settings))

@@ -149,8 +149,6 @@ class BackendTokenizer:
             )
         self.kind = backends.class_of(settings)  # such as GPT2Tokenizer
         self._backend, self._path = made.backend, path
-        self._backend.no_truncation()
-        self._backend.no_padding()
         self._splits = settings.splits_special_tokens
         self._backend.encode_special_tokens = self._splits
         self.cleans_up = _cleans_up(made, settings)
