@@ -49,6 +49,10 @@ def check_replaceable(path: Path) -> None:
             f"{path} is write-protected: give --output instead of --in-place, or let it be written "
             "(chmod u+w)"
         )
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"{path} is in a folder that may not be written: give --output instead of --in-place"
+        )
     is_root = os.geteuid() == 0
     groups = {os.getegid(), *os.getgroups(), group_of_new(path.parent)}
     if not is_root and (found.st_uid != os.geteuid() or found.st_gid not in groups):

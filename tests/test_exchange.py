@@ -181,7 +181,7 @@ def test_a_file_that_a_program_is_writing_is_left_to_it(
 def test_a_program_that_saves_all_the_time_loses_nothing(tmp_path: Path) -> None:
     path, aside = tmp_path / "a", tmp_path / "aside"
     path.write_bytes(b"0")
-    command = [sys.executable, "-c", WRITER, str(path), "7", "3"]
+    command = [sys.executable, "-c", WRITER, str(path), "7", "2"]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     chance, made = random.Random(7), 0
     while writer.poll() is None:
@@ -238,6 +238,9 @@ def test_files_that_would_lose_something_are_refused(
     with refused("a is write-protected"):
         check_replaceable(path)
     path.chmod(0o644)
+    with monkeypatch.context() as patch, refused("a is in a folder that may not be written"):
+        patch.setattr(os, "access", lambda name, _: name != tmp_path)
+        check_replaceable(path)
     os.link(path, tmp_path / "b")
     with refused("a has 2 names .hard links."):
         check_replaceable(path)

@@ -27,7 +27,9 @@ from uvicorn.server import ServerState
 from .requests import Refused
 
 FILES = 8192  # to allow this process, if its hard limit is not lower
-RESERVE = 80  # files that are no connections that `Gate` has let in; a quarter of all, if that is more
+RESERVE = (
+    80  # files that are no connections that `Gate` has let in; a quarter of all, if that is more
+)
 LEAST = 16  # connections, however few files there may be
 LINGERING = 16  # refused connections that may stay until their client has sent its request
 LINGER_SECONDS = 1.0  # for which they may
