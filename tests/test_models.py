@@ -290,9 +290,11 @@ def test_what_models_do_is_said_while_they_are_loaded(served: Models) -> None:
         assert {each["code"] for each in listed[0]["translates"]} == {"de", "fr"}
 
 
-def test_models_that_take_turns_take_no_more_memory(folder: Path) -> None:
+def test_models_that_take_turns_take_no_more_memory(folder: Path, tmp_path: Path) -> None:
     """A sample of `scripts/checks/swap_models.py`, with a tiny model."""
-    first, *_, last = asyncio.run(swap_models.swapped([str(folder)] * 2, 12, 4))
+    (tmp_path / "other").symlink_to(folder)
+    names = [str(folder), str(tmp_path / "other")]
+    _, first, *_, last = asyncio.run(swap_models.swapped(names, 12, 4))
     assert last.threads == first.threads and last.active <= first.active + 0.1
     assert "| 12 | " in [*swap_models.lines([last])][2]
 

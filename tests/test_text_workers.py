@@ -135,6 +135,24 @@ def test_processes_go_on_after_clients_that_leave(monkeypatch: pytest.MonkeyPatc
     run(work)
 
 
+def test_a_message_that_is_half_read_is_read_to_its_end() -> None:
+    """The process is lent again: its next message begins where this one ends."""
+
+    async def work(pool: Workers) -> None:
+        async with told(pool, "big") as worker:
+            reading = asyncio.create_task(worker.receive())
+            while worker._size is None:
+                await asyncio.sleep(0)
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reading
+            assert worker._size and worker.owes
+        await asyncio.gather(*pool._tasks)
+        assert [*pool._idle] == [worker] and await answer(pool, "a") == "a"
+
+    run(work)
+
+
 def test_a_process_that_is_ready_goes_first() -> None:
     """One that is started ahead of the next text takes no other one's place."""
 
@@ -225,6 +243,7 @@ def test_too_many_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             await answer(pool, "a")
         check_message(str(refused.value))
         assert refused.value.headers == {"Retry-After": "5"}
+        assert await answer(pool, "a", is_long=True) == "a", "long ones do not count as short ones"
         for each in tasks:
             each.cancel()
         await asyncio.wait(tasks)
@@ -316,7 +335,7 @@ def test_what_only_computes_is_answered_as_far_as_it_went(
 def test_a_text_is_answered_within_its_seconds() -> None:
     """Also where it is decoded all the time."""
     decoder = DecoderOptions().load()
-    text = " ".join(f"She have {i} apple and he dont likes it." for i in range(3000))
+    text = " ".join(f"She have {i} apple and he dont likes it." for i in range(800))
     models = served_as("correct-base", Service(lambda: decoder), Workers(ahead=True))
     with serving(models, text_seconds=6.0) as server:
         wait_until(lambda: models.state == "ready")

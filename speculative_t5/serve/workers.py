@@ -22,9 +22,9 @@ from ..errors import first_line
 from .requests import Refused
 from .service import stopping
 
-MOST_SHORT, MOST_LONG = 4, 3  # processes for texts; each takes about 100 MB
+MOST_SHORT, MOST_LONG = 4, 3  # processes for texts; each takes about 120 MB
 NICE_SHORT, NICE_LONG = 5, 15  # the server goes first, and then short texts
-MOST_WAITING = 64  # texts that may wait for one
+MOST_WAITING = 64  # short texts, and as many long ones, that may wait for one
 IDLE_SHORT, IDLE_LONG = 2, 1  # processes that are kept while there is nothing to do
 FAIR_SECONDS = 5.0  # that a process may compute while others wait for one and none is free
 LEAVING_SECONDS = 2.0  # for a process to end a text whose answer nobody waits for any more
@@ -233,7 +233,7 @@ class Workers:
     async def _take(self, is_long: bool) -> Worker:
         if self._is_stopping:
             raise stopping()
-        if len(self._waiting) >= MOST_WAITING:
+        if sum(waiting.is_long == is_long for waiting in self._waiting) >= MOST_WAITING:
             raise Refused(
                 503,
                 f"{MOST_WAITING} texts wait already: wait and send the request again",
