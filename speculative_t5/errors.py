@@ -32,6 +32,11 @@ class OptionError(ValueError):
     def __str__(self) -> str:
         return self.spelled()
 
+    def put_before(self, place: str) -> None:
+        """Begin the message with where it was, such as "at index 3, "."""
+        self._text = place + self._text
+        self.args = (self._text, *self._values)
+
     @property
     def names(self) -> list[str]:
         """The options that the message names, in its order."""

@@ -22,6 +22,7 @@ from ..files import LineFile, json_line, json_object, lock, private_mode, replac
 from ..generation import Generation, as_record
 from ..tables import write_table
 from ..tokenizers import MAX_LINE, Line, Source
+from .options import as_typed
 from .terminal import signals_held
 
 MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the output adds some
@@ -147,7 +148,7 @@ def process(
                     raise ValueError(line.error)
                 source = encode(line.prompt)
             except ValueError as error:
-                finish(make(line, error=str(error)))
+                finish(make(line, error=as_typed(error)))
                 size = sum(record.line.size for record in ready.values())
                 if len(ready) >= MAX_HELD or size >= MAX_HELD_SIZE:
                     return  # until the prompts before them have ended

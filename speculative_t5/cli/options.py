@@ -194,7 +194,8 @@ def with_options(
             raise ValueError(error.spelled(spell)) from error
 
     def spell(name: str) -> str:
-        return flag(name) if any(each.name == name for each in parameters) else name
+        is_option = any(each.name == name for each in parameters)
+        return flag(name) if is_option else IN_PYTHON.get(name, name)
 
     def call_with(values: dict[str, Any]) -> None:
         for name, group in groups.items():
@@ -238,6 +239,14 @@ def _parameter(
         default=inspect.Parameter.empty if default is MISSING else default,
         annotation=Annotated[kind, typer.Option(*NAMES.get(name, (switch,)), **looks)],
     )
+
+
+def as_typed(error: Exception) -> str:
+    """Return the message of an error, with options as one types them."""
+    if not isinstance(error, OptionError):
+        return str(error)
+    known = {each.name for group in (DecoderOptions, GenerationOptions) for each in fields(group)}
+    return error.spelled(lambda name: flag(name) if name in known else IN_PYTHON.get(name, name))
 
 
 def draft_of(model: str, draft_model: str | None) -> str | None:
@@ -312,6 +321,8 @@ LOOKS: dict[str, dict[str, Any]] = {
     "logit_bias": {"metavar": "ID=BIAS"},
     "random_weights": {"metavar": "TARGET:DRAFT"},
 }
+# What Python has as a method, and the command line as a command.
+IN_PYTHON = {"rewrite": "the command document"}
 NAMES = {
     "max_source_length": ("--max-source-length", "--max-source"),
     "num_return_sequences": ("--num-return-sequences", "-n"),

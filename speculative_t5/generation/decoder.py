@@ -257,6 +257,9 @@ class SpeculativeDecoder:
         """Return the ids of one of many prompts; errors name its index."""
         try:
             return self.fit(prompt).ids
+        except OptionError as error:
+            error.put_before(f"at index {index}, ")
+            raise
         except ValueError as error:
             error.args = (f"at index {index}, {error}",)
             raise

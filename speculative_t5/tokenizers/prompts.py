@@ -18,12 +18,12 @@ CHARACTERS = 64  # of a token, at most; the longest pieces of T5 have 16, but sp
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
-class PromptTooLong(ValueError):
+class PromptTooLong(OptionError):
     """A prompt has more tokens than the model reads; `found` says so without any advice."""
 
-    def __init__(self, found: str, advice: str) -> None:
-        super().__init__(f"{found}: {advice}")
-        self.found = found
+    @property
+    def found(self) -> str:
+        return str(self).rpartition(": ")[0]
 
 
 @dataclass(frozen=True)
@@ -159,16 +159,15 @@ class PromptEncoder:
     def _too_long(self, found: str, *, chat: bool) -> PromptTooLong:
         """Return the error for a prompt, with who sets the limit and what to do."""
         own = self.max_source_length is not None
-        limit = "max_source_length allows" if own else "the model is made for"
-        cut = "truncate=True (--truncate) to cut it, or"
+        limit = "{max_source_length} allows" if own else "the model is made for"
         if chat or self.model.info.is_decoder_only:
             advice = "split it"
         else:
             advice = (
-                f"use rewrite (the command document) to split it, {cut} max_source_length=N "
-                "(--max-source-length N) to allow more"
+                "use {rewrite} to split it, {truncate} to cut it, or {max_source_length} to allow "
+                "more"
             )
-        return PromptTooLong(f"{found} {limit}", advice)
+        return PromptTooLong(f"{found} {limit}: {advice}")
 
     def _text_ids(self, prompt: str) -> list[int]:
         if not prompt.strip():
