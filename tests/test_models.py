@@ -1,6 +1,7 @@
 """Several models on a server: which are loaded, how they make room, and what fails."""
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -288,6 +289,38 @@ def test_what_models_do_is_said_while_they_are_loaded(served: Models) -> None:
         listed = server.client.get("/v1/models").json()["data"]
         assert [each["loaded"] for each in listed] == [True, False, False]
         assert {each["code"] for each in listed[0]["translates"]} == {"de", "fr"}
+
+
+@pytest.mark.parametrize("fault", ["slow", "broken"])
+def test_a_model_whose_tokenizer_cannot_be_had_keeps_no_text_from_the_others(
+    served: Models, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    ended = threading.Event()
+    tries = []
+
+    def read() -> Any:
+        tries.append(fault)
+        if fault == "slow":
+            ended.wait(60)
+        raise ValueError("its tokenizer is missing: download it again")
+
+    served.models["second"].read_tokenizer = read
+    monkeypatch.setattr(models, "READING_SECONDS", 0.2)
+    with serving(served) as server:
+        wait_until(lambda: served.state == "ready")
+        for form in ({"model": "first"}, {}, {}):
+            fields = {"q": "Good day.", "source": "en", "target": "de"} | form
+            assert server.client.post("/translate", json=fields).status_code == 200
+        for path in ("/languages", "/v2/languages", "/v1/models", "/v1/models/first"):
+            assert server.client.get(path).status_code == 200, path
+        listed = {e["id"]: e for e in server.client.get("/v1/models").json()["data"]}
+        assert listed["first"]["translates"] and listed["second"]["translates"] == []
+        refused = server.client.get("/v1/models/second")
+        assert refused.status_code == 503
+        why = "downloaded or read" if fault == "slow" else "its tokenizer is missing"
+        assert why in refused.json()["error"]["message"]
+        ended.set()
+    assert len(tries) == 1
 
 
 def test_models_that_take_turns_take_no_more_memory(folder: Path, tmp_path: Path) -> None:

@@ -146,24 +146,32 @@ class Endpoints(Collector):
             yield family(PREFIX + name, HELP[name], value=value)
 
     async def _all_models(self, _: Request) -> Response:
-        found = [await self._described(each) for each in self._models.models.values()]
+        try:
+            tokenizers = await self._models.tokenizers()
+        except Refused:  # their names are known all the same
+            tokenizers = {}
+        models = self._models.models.values()
+        found = [self._described(each, tokenizers.get(each.name)) for each in models]
         return JSONResponse({"object": "list", "data": found})
 
     async def _one_model(self, request: Request) -> Response:
         served = self._models.find(request.path_params["model"])
-        return JSONResponse(await self._described(served))
+        return JSONResponse(self._described(served, await served.tokenizer()))
 
-    async def _described(self, served: Served) -> dict[str, Any]:
-        """Return what there is to know of a model, and in which languages it does what."""
-        tokenizer = await served.tokenizer()
+    def _described(self, served: Served, tokenizer: Any) -> dict[str, Any]:
+        """Return what there is to know of a model, and in which languages it does what.
+
+        Of one whose tokenizer cannot be had, which is None, there is none that it does anything in.
+        """
+        corrected = [] if tokenizer is None else languagetool.languages(tokenizer)
         return {
             "id": served.name,
             "object": "model",
             "created": self._created,
             "owned_by": "speculative_t5",
             "loaded": served.service is not None and not served.is_loading,
-            "corrects": [*dict.fromkeys(e["code"] for e in languagetool.languages(tokenizer))],
-            "translates": libretranslate.languages(tokenizer),
+            "corrects": [*dict.fromkeys(each["code"] for each in corrected)],
+            "translates": [] if tokenizer is None else libretranslate.languages(tokenizer),
         }
 
     async def _health(self, _: Request) -> Response:

@@ -45,23 +45,32 @@ class Served:
     failure: str = ""  # why it could not be when it was last tried
     is_leaving: bool = False  # whether it lets nobody in, to make room for another one
     _reading: asyncio.Future[Any] | None = field(default=None, init=False, repr=False)
+    _began: float = field(default=0.0, init=False, repr=False)  # when that was
+    _is_slow: bool = field(default=False, init=False, repr=False)  # it has been waited for
 
     async def tokenizer(self) -> Any:
-        """Return the tokenizer, which another thread reads once.
+        """Return the tokenizer, which another thread reads once; after a failure, again later.
 
         Raises:
-            Refused: If it is still being downloaded.
+            Refused: If it cannot be read, or is still being downloaded.
         """
-        if self._reading is None or (self._reading.done() and self._reading.exception()):
-            self._reading = asyncio.wrap_future(THREADS.run(self.read_tokenizer))
+        now, reading = time.monotonic(), self._reading
+        has_failed = reading is not None and reading.done() and reading.exception() is not None
+        if reading is None or (has_failed and now - self._began > RETRY_SECONDS):
+            self._began, self._is_slow = now, False
+            self._reading = reading = asyncio.wrap_future(THREADS.run(self.read_tokenizer))
         try:
-            async with asyncio.timeout(READING_SECONDS):
-                return await asyncio.shield(self._reading)
+            async with asyncio.timeout(0 if self._is_slow else READING_SECONDS):
+                return await asyncio.shield(reading)
         except TimeoutError as error:
+            self._is_slow = True
             raise Refused(
-                503, f"{self.name} is being downloaded: wait and send the request again",
+                503,
+                f"{self.name} is still being downloaded or read: wait and send the request again",
                 headers={"Retry-After": str(LOADING_SECONDS)},
-            ) from error  # fmt: skip
+            ) from error
+        except (ValueError, OSError) as error:
+            raise _unusable(self.name, first_line(error)) from error
 
     @property
     def is_wanted(self) -> bool:
@@ -152,12 +161,27 @@ class Models:
                 self._ask_for(served)
             await self._news.wait()
 
+    async def tokenizers(self) -> dict[str, Any]:
+        """Return the tokenizers of all models, by name, as far as they can be had now.
+
+        Raises:
+            Refused: If none can be.
+        """
+        names, models = [*self.models], self.models.values()
+        found = await asyncio.gather(*(each.tokenizer() for each in models), return_exceptions=True)
+        for error in found:
+            if isinstance(error, BaseException) and not isinstance(error, Refused):
+                raise error
+        pairs = zip(names, found, strict=True)
+        had = {name: each for name, each in pairs if not isinstance(each, Refused)}
+        if not had:
+            raise found[0]
+        return had
+
     def _check_failed(self, served: Served, asked: float) -> None:
         """Refuse a model that could not be loaded since a request came, or a short time ago."""
         if served.failed and served.failed > asked - RETRY_SECONDS:
-            raise Refused(
-                503, f"{served.name} cannot be used ({served.failure}): choose another model"
-            )
+            raise _unusable(served.name, served.failure)
 
     def _tell(self) -> None:
         """Let all look again who wait for something here."""
@@ -349,3 +373,7 @@ def _crowded(served: Served) -> Refused:
         "again",
         headers={"Retry-After": str(LOADING_SECONDS)},
     )
+
+
+def _unusable(name: str, why: str) -> Refused:
+    return Refused(503, f"{name} cannot be used ({why}): choose another model")

@@ -60,16 +60,15 @@ class TextEndpoints:
                 raise Refused(403, "the API key is missing or is not valid here: send a valid one")
 
         models = [
-            Abilities(each.name, tokenizer.corrects, tokenizer.languages)
-            for each in self._models.models.values()
-            for tokenizer in [await each.tokenizer()]
+            Abilities(name, tokenizer.corrects, tokenizer.languages)
+            for name, tokenizer in (await self._models.tokenizers()).items()
         ]
         async with contextlib.AsyncExitStack() as stack:
             lent = self._models.workers.lent(is_long=len(task.body) + len(task.query) >= LONG)
             worker = await stack.enter_async_context(lent)
-            if not worker.knows_models:
+            if worker.num_models != len(models):
                 worker.send("models", models)
-                worker.knows_models = True
+                worker.num_models = len(models)
             conversation = Conversation(self._models, worker, stack, check_key)
             try:
                 async with asyncio.timeout(self._settings.text_seconds):
@@ -87,8 +86,8 @@ class TextEndpoints:
     async def languages(self, path: str, _: Request) -> Response:
         """Answer with the languages of all models, in the form of a protocol."""
         found: dict[str, Any] = {}
-        for served in self._models.models.values():
-            for each in LANGUAGES[path](await served.tokenizer()):
+        for tokenizer in (await self._models.tokenizers()).values():
+            for each in LANGUAGES[path](tokenizer):
                 found.setdefault(each.get("longCode", each["code"]), each)
         return JSONResponse([*found.values()])
 
@@ -165,7 +164,8 @@ class Conversation:
             raise Unfinished(f"it took more than {most:g} seconds to read") from error
 
     def _add(self, part: dict[str, Any]) -> None:
-        matches = self._answer.get("matches", []) + part.get("matches", [])
+        matches = self._answer.setdefault("matches", [])
+        matches.extend(part.get("matches", ()))
         self._answer |= part | {"matches": matches}
 
     async def _key(self, given: str) -> None:

@@ -85,7 +85,7 @@ class Worker:
             raise
         self._socket = ours
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self.knows_models = False  # whether it has been told what they do
+        self.num_models = 0  # of which it has been told what they do
         self.known: dict[str, int] = {}  # those whose facts it has, and of which loading
         self.cut_for: str | None = None  # why it was ended
         self.is_long = is_long  # whether its texts are
