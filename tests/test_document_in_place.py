@@ -50,9 +50,13 @@ def save_before(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("more", [(), ("--backup",), ("--backup", "--force")])
 @pytest.mark.parametrize("source", ["in/a.md", "in"])
 def test_what_was_saved_meanwhile_stays(
-    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch, moment: str, source: str,
+    call: Call,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    source: str,
     more: tuple[str, ...],
-) -> None:  # fmt: skip
+) -> None:
     with monkeypatch.context() as patch:
         save_before(moment, here / "in" / "a.md", patch)
         done = call("document", source, "--in-place", *more)

@@ -71,12 +71,16 @@ def test_what_is_made_of_a_private_file_is_private_from_its_first_byte(
 
     monkeypatch.setattr(PartialFile, "__exit__", keep)
     for arguments, made in (
-        (("in/a.md", "-o", "out.md", "--diff", "html"),
-         ("out.md", "out.md.diff.html", "out.md.partial.jsonl")),
-        (("in", "-o", "out", "--diff", "html"),
-         ("out/a.md", "out/a.md.diff.html", "out/b.txt", "out.partial.jsonl")),
+        (
+            ("in/a.md", "-o", "out.md", "--diff", "html"),
+            ("out.md", "out.md.diff.html", "out.md.partial.jsonl"),
+        ),
+        (
+            ("in", "-o", "out", "--diff", "html"),
+            ("out/a.md", "out/a.md.diff.html", "out/b.txt", "out.partial.jsonl"),
+        ),
         (("in", "--in-place", "--backup"), ("in/a.md", "in/a.md.bak", "in/.partial.jsonl")),
-    ):  # fmt: skip
+    ):
         assert call("document", *arguments).code == 0
         assert {name: mode(here / name) for name in made} == dict.fromkeys(made, 0o600)
     texts = {name: modes for name, modes in created.items() if ".md" in name or "jsonl" in name}
@@ -129,9 +133,15 @@ def test_a_group_reads_what_is_made_of_its_files_only_if_it_is_the_same_group(
     (own,) = {tmp_path.stat().st_gid}
     monkeypatch.setattr(files, "group_of_new", lambda _: own)
     for given, group, expected in (
-        (0o640, own, 0o640), (0o664, own, 0o664), (0o640, own + 1, 0o600), (0o444, own, 0o644),
-        (0o644, own + 1, 0o644), (0o664, own + 1, 0o644), (0o755, own, 0o644), (0o600, own, 0o600),
-    ):  # fmt: skip
+        (0o640, own, 0o640),
+        (0o664, own, 0o664),
+        (0o640, own + 1, 0o600),
+        (0o444, own, 0o644),
+        (0o644, own + 1, 0o644),
+        (0o664, own + 1, 0o644),
+        (0o755, own, 0o644),
+        (0o600, own, 0o600),
+    ):
         found = os.stat_result((stat.S_IFREG | given, 1, 1, 1, 0, group, 0, 0, 0, 0))
         assert private_mode(path, [found]) == expected
     secret = os.stat_result((stat.S_IFREG | 0o600, 1, 1, 1, 0, own, 0, 0, 0, 0))
@@ -153,8 +163,11 @@ def test_what_killed_processes_left_is_cleared(tmp_path: Path) -> None:
         clear_temporaries([tmp_path / "a", tmp_path / "c"])
         assert new.exists()
     assert {path.name for path in tmp_path.iterdir()} == {
-        "a", ".partial-4194399-b", ".partial-x-a", ".partial-a",
-    }  # fmt: skip
+        "a",
+        ".partial-4194399-b",
+        ".partial-x-a",
+        ".partial-a",
+    }
 
 
 @pytest.mark.parametrize("aside", ["../secret.txt", "b.txt", "in/../../secret.txt", []])

@@ -86,7 +86,7 @@ BROKEN = {
     "encrypted parts": (with_flag(8, 1), "has a password"),
     "an unknown compression": (with_flag(10, 99), "is no whole document of Word"),
     "other bytes": (WHOLE.replace(WHOLE[60:70], b"0123456789"), "is no whole document of Word"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", BROKEN)

@@ -87,8 +87,10 @@ def test_a_file_is_replaced_with_all_that_is_not_its_text(
     assert contents(tmp_path) == {"a": NEW} | ({"a.old": OLD} if keep else {})
     for found in (after, *([(tmp_path / "a.old").stat()] if keep else [])):
         assert [found.st_mode, found.st_uid, found.st_gid] == [
-            before.st_mode, before.st_uid, before.st_gid,
-        ]  # fmt: skip
+            before.st_mode,
+            before.st_uid,
+            before.st_gid,
+        ]
     assert not attributes or os.getxattr(path, "user.note") == b"mine"
 
 

@@ -24,8 +24,10 @@ def test_what_is_needed_is_enough_and_what_is_there_is_there(seed: int) -> None:
             assert float(up.replace(",", "")) - number < 10**-digits
             assert len(up.partition(".")[2]) == len(down.partition(".")[2]) == digits
     assert (rounded_up(0.0585, 4), rounded_up(0.05851, 4), rounded_down(0.74999, 2)) == (
-        "0.0585", "0.0586", "0.74",
-    )  # fmt: skip
+        "0.0585",
+        "0.0586",
+        "0.74",
+    )
 
 
 def test_the_least_memory_that_is_named_is_enough(
@@ -62,9 +64,12 @@ def test_names_have_nothing_that_a_terminal_obeys(call: Call, here: Path) -> Non
     again = call("convert", "weights/correct-small", "--inspect")
     assert all(c.isprintable() or c == "\n" for c in shown + again.out)
     (here / "a\x1b.txt").write_text("He go home.\n")
-    for arguments in (("batch", "a\x1b.txt", "--output", "b\x1b.csv"),
-                      ("batch", "a\x1b.txt", "--output", "b\x1b.csv", "--resume"),
-                      ("document", "a\x1b.txt", "--in-place", "--diff", "html"),
-                      ("document", "no\x1b.txt"), ("batch", "no\x1b.txt")):  # fmt: skip
+    for arguments in (
+        ("batch", "a\x1b.txt", "--output", "b\x1b.csv"),
+        ("batch", "a\x1b.txt", "--output", "b\x1b.csv", "--resume"),
+        ("document", "a\x1b.txt", "--in-place", "--diff", "html"),
+        ("document", "no\x1b.txt"),
+        ("batch", "no\x1b.txt"),
+    ):
         done = call(*arguments)
         assert "\x1b" not in done.out + "".join(done.err)

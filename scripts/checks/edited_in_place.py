@@ -186,9 +186,12 @@ class Trial:
         command = [sys.executable, "-c", SLOWED, "document", "texts", "--in-place"]
         command += ["--resume", "--batch-size", "1", *(["--backup"] if self.backup else [])]
         return subprocess.Popen(
-            command, cwd=self.folder, text=True, stderr=subprocess.PIPE,
+            command,
+            cwd=self.folder,
+            text=True,
+            stderr=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        )
 
     def kill(self) -> None:
         """Start a run, and kill it at some moment of its work."""
@@ -267,9 +270,12 @@ class Trial:
             (self.folder / "last" / name).write_text(text)
         command = [sys.executable, "-m", "speculative_t5", "document", "last", "-o", "right"]
         subprocess.run(
-            command, cwd=self.folder, check=True, capture_output=True,
+            command,
+            cwd=self.folder,
+            check=True,
+            capture_output=True,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        )
         return {name: (self.folder / "right" / name).read_text() for name in texts}
 
 
