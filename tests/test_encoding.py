@@ -71,7 +71,8 @@ def test_a_text_that_cannot_fit_is_not_even_tokenized(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text: [5, 1])
     assert decoder().fit("x" * most).ids == [5, 1]
     monkeypatch.setattr(ByteTokenizer, "encode", None)
-    with refused("truncate to cut it", f"the prompt has {most + 1} characters, and 512 tokens is all"):
+    found = f"the prompt has {most + 1} characters, and 512 tokens is all"
+    with refused("truncate to cut it", found):
         decoder().fit("x" * (most + 1))
 
 

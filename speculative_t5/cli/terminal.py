@@ -23,7 +23,7 @@ from ..checkpoints import Download, announce_downloads
 from ..cpu import libraries
 from ..decoding import FinishReason, Origin, Stats, cache_folder
 from ..distributed import is_launched, join, process_group
-from ..errors import escaped
+from ..errors import escaped, shown
 from ..generation import MEANINGS, Chunk
 from ..tokenizers import Source
 
@@ -360,18 +360,18 @@ def _argument_error(error: Any) -> str:
     checked = getattr(error.__cause__, "errors", None)  # pydantic's
     if not callable(checked):
         return text
-    found = checked()[0]["input"]
+    found = shown(checked()[0]["input"])
     where, _, wrong = text.removeprefix("Invalid value for ").partition(": ")
     names = re.findall(r"'(--[\w-]+)'", where)
     if not names or not text.startswith("Invalid value for "):
-        return f"{text}, got {found!r}"
+        return f"{text}, got {found}"
     name, wrong = names[-1], wrong.removeprefix("Value error, ")
     if " is not one of " in wrong:
-        return f"{name} must be one of {wrong.rpartition(' is not one of ')[2]}, got {found!r}"
+        return f"{name} must be one of {wrong.rpartition(' is not one of ')[2]}, got {found}"
     for kind, expected in KINDS.items():
         if wrong.startswith(f"Input should be a valid {kind}"):
-            return f"{name} must be {expected}, got {found!r}"
-    return f"{name}: {wrong}, got {found!r}"
+            return f"{name} must be {expected}, got {found}"
+    return f"{name}: {wrong}, got {found}"
 
 
 def _open_closed_streams() -> None:
