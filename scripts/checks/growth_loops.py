@@ -9,7 +9,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -306,6 +306,24 @@ def checked(text: str) -> None:
         languagetool.check(fields, remote(grown))
 
 
+def fielded(text: str) -> None:
+    """Bodies of requests: forms, with a boundary that the text nearly has, and JSON."""
+    from speculative_t5.serve.fields import parse_fields
+    from speculative_t5.serve.requests import Refused
+
+    data, part = text.encode(), b'--aaaa\r\nContent-Disposition: form-data; name="q"\r\n\r\n'
+    bodies = {
+        "application/x-www-form-urlencoded": b"q=" + data,
+        "multipart/form-data; boundary=aaaa": part
+        + data.replace(b" ", b"\r\n--aaa")
+        + b"\r\n--aaaa--",
+        "application/json": data,
+    }
+    for kind, body in bodies.items():
+        with suppress(Refused):
+            parse_fields(body, kind, text)
+
+
 def translated(text: str) -> None:
     """LibreTranslate's protocol."""
     from speculative_t5.serve import libretranslate
@@ -349,6 +367,7 @@ def _loops() -> Iterator[tuple[str, str, Run]]:
     yield "tokenizers/prompt_files.py", "lines of prompts (json, csv)", lined
     yield "errors.py", "texts in messages", shown
     yield "generation/outputs.py", "stop strings", stopped
+    yield "serve/fields.py", "fields of a request", fielded
     yield "serve/languagetool.py", "/v2/check", checked
     yield "serve/libretranslate.py", "/translate", translated
     for suffix in (".txt", ".md", ".srt", ".vtt", ".html", ".docx"):

@@ -131,6 +131,7 @@ def _matches(
     units: Sequence[int],
 ) -> Iterator[dict[str, Any]]:
     """Yield the wanted edits of a piece; `places` and `units` are those of `check`."""
+    sentence = " ".join(piece.source.split())
     for start, end, new, rule, message in _edits(piece, fields.get("level") == "picky"):
         first, last = places[start], places[end - 1] + 1
         is_text = first >= 0 and [*places[start:end]] == [*range(first, last)]
@@ -149,7 +150,7 @@ def _matches(
                 "offset": len(before.encode("utf-16-le")) // 2,
                 "length": units[last] - units[first],
             },
-            "sentence": " ".join(piece.source.split()),
+            "sentence": sentence,
             "rule": rule.as_json(),
         }
 
