@@ -8,6 +8,7 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import RowError, best, counters
 from speculative_t5.decoding.faults import BROKEN, not_a_number
 from speculative_t5.decoding.sampling import Groups, Sampler, drawn, position_keys
+from speculative_t5.decoding.verify import num_agreed
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models.t5 import T5
 
@@ -165,13 +166,31 @@ def until_it_fails(
     return tokens, False
 
 
+def test_a_broken_draft_agrees_with_nothing() -> None:
+    """Nor with a target that is broken, too: no mark is a token of an output."""
+    assert num_agreed([3, BROKEN, 4], [3, BROKEN, 4, 5]) == 1
+    for target in (a_model(hot=False), a_model(hot=False, layers=1)):
+        draft = a_model(seed=4, layers=1)
+        for model in (target, draft):
+            model.lm_head.weight = mx.full(model.lm_head.weight.shape, mx.nan)
+            mx.eval(model.parameters())
+        for delta in (0.0, 0.4, 1.0):
+            with refused(f"^{SAID}$"):
+                list(SpeculativeDecoder(target, draft, num_draft=3, delta=delta).stream(SOUND[0]))
+
+
 @pytest.mark.parametrize("lookup", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_broken_draft_changes_no_output(temperature: float, lookup: bool) -> None:
     """By the default rule; by those that need its probabilities, an error names it."""
     model, draft = a_model(hot=False), a_model(seed=4, layers=1)
     draft.lm_head.weight = mx.full(draft.lm_head.weight.shape, mx.nan)
+    mx.eval(draft.parameters())
     options: dict[str, Any] = {"max_tokens": 9, "temperature": temperature}
+    if not temperature:
+        lenient = SpeculativeDecoder(model, draft, num_draft=3, delta=1e-6)
+        found = lenient.generate(SOUND[0], max_tokens=9)
+        assert found.tokens == SpeculativeDecoder(model).generate(SOUND[0], max_tokens=9).tokens
     decoder = SpeculativeDecoder(model, draft, num_draft=3, lookup=lookup)
     for source in SOUND:
         found = decoder.generate(source, **options)

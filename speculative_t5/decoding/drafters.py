@@ -180,7 +180,8 @@ class CombinedDrafter:
         drafted: list[list[int]] = [[] for _ in contexts]
         if by_model:
             # The round's second wait: the lookup continues from the tokens that the model drafted.
-            drafted = [row[:n] for row, n in zip(read(first.tokens), first.lengths, strict=True)]
+            rows = zip(read(first.tokens), first.lengths, strict=True)
+            drafted = [[max(token, 0) for token in row[:n]] for row, n in rows]  # marks are any id
         found = zip(drafted, self._lookup.find(contexts, by_lookup, drafted), strict=True)
         ends = self._lookup.info.eos_token_ids
         both = self._lookup.as_draft([d + more if ends.isdisjoint(d) else d for d, more in found])
@@ -263,14 +264,16 @@ class ModelDrafter:
         return Draft(self._broadcast(tokens), lengths, probs).limited(limits)
 
     def _best(self, session: Session, contexts: Contexts, num_draft: int) -> mx.array:
-        """Return the greedy continuation, (B, K) int32."""
+        """Return the greedy continuation, (B, K) int32, with marks where its logits are NaN.
+
+        A mark never agrees with the target (`verify.num_agreed`); embedded it is any id.
+        """
         step = partial(session.step_argmax, vocab_size=self._width)
         blocks = [self._catch_up(session, contexts, step)]
         mx.async_eval(blocks)  # the device begins while the host builds the rest
         while len(blocks) * self._model.info.block < num_draft:
             blocks.append(self._continue(session, blocks[-1], step))
-        tokens = mx.concatenate(blocks, axis=1)[:, :num_draft]
-        return mx.maximum(tokens, 0)  # the draft's own NaN: any token, which the target judges
+        return mx.concatenate(blocks, axis=1)[:, :num_draft]
 
     def _chosen(
         self, session: Session, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys

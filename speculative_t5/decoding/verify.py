@@ -122,6 +122,7 @@ class Verifier:
             margin = math.log1p(-self.delta) if self.delta < 1 else -math.inf
             own = _at(drafted, draft.tokens)
             near = (own >= mx.max(drafted, axis=-1) + margin) & (own > -mx.inf)
+            near = near & (draft.tokens >= 0)
             if draft.mask is not None:
                 near = near & draft.mask
             kept = mx.where(near, draft.tokens, choices[:, :num_draft])
@@ -154,9 +155,14 @@ class Verifier:
 
 
 def num_agreed(drafted: Sequence[int], choices: Sequence[int]) -> int:
-    """Count the first tokens that agree: all rules, where all distributions are one-hot."""
+    """Count the first tokens that agree: all rules, where all distributions are one-hot.
+
+    Marks of NaN (`faults`) agree with nothing.
+    """
     pairs = zip(drafted, choices, strict=False)
-    return next((i for i, (token, best) in enumerate(pairs) if token != best), len(drafted))
+    return next(
+        (i for i, (token, best) in enumerate(pairs) if token != best or token < 0), len(drafted)
+    )
 
 
 def token_acceptance(

@@ -271,7 +271,8 @@ class Head : public Operation {
   int num_ids_;
 };
 
-// Inputs: ids and an embedding. There is no row for an id that is out of range: it gives NaN.
+// Inputs: ids and an embedding. There is no row for an id that is out of range: it gives NaN. The mark
+// of a draft whose own logits are NaN stands for any id, as what a draft says is judged.
 class Embed : public Operation {
  public:
   using Operation::Operation;
@@ -289,6 +290,8 @@ class Embed : public Operation {
           for (int b = 0; b < batch; b++)
             for (int t = 0; t < length; t++, to += width) {
               int id = from[b * row + t * place];
+              if (id == LAYER_NAN)
+                id = 0;
               if (id >= 0 && id < num_rows)
                 std::copy_n(rows + (size_t)id * width, width, to);
               else
