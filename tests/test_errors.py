@@ -47,6 +47,7 @@ COMPLETED_IN = {
     "torch_bin": "read_bin adds the file before it and what to do after it",
 }
 COMPLETED = {
+    "it has {} characters": "_code says what names a language",
     "{}: expected tensors of floats, found {}": "read_npz adds the file and what to do",
     "{} declares {} bytes of numbers, its place in the file has {}": "read_npz does",
     "{} is in version {} of the npy format": "read_npz does",
@@ -87,7 +88,9 @@ def messages(source: str) -> Iterator[tuple[int, str, str]]:
                 yield node.lineno, kind, text_of(node.args[0 if kind in FIRST else -1], known)
         elif isinstance(node, ast.Raise) and node.exc is not None:
             raised = name_of(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
-            if raised not in ERRORS | WITHOUT_A_MESSAGE and not raised.lstrip("_").islower():
+            if not raised or raised.startswith("_"):  # raised again, or caught in its module
+                continue
+            if raised not in ERRORS | WITHOUT_A_MESSAGE and not raised.islower():
                 yield node.lineno, "other", raised
 
 
