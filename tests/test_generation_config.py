@@ -12,6 +12,7 @@ from speculative_t5.checkpoints import convert, read_task
 from speculative_t5.decoding import Plan, Request
 from speculative_t5.decoding.loop import Batch
 from speculative_t5.generation import GenerationOptions
+from speculative_t5.serve.requests import Refused, parse_options
 
 import mlx.core as mx
 import pytest
@@ -332,6 +333,17 @@ def test_commands_say_what_a_checkpoint_asks_for(tmp_path: Path, call: Call) -> 
     assert other["text"] == wanted.text
     call(*typed, "--decoder-start-token-id", "999").check_error("has the id 999")
     assert read_task(tmp_path / "m").ids == {"eos_token_id": [1, 5]}
+
+
+def test_a_server_takes_a_start_token_for_each_request() -> None:
+    given = {"prompt": "A dog.", "decoder_start_token_id": 7, "begin_suppress_tokens": [3, 4]}
+    options = parse_options(given, GenerationOptions())
+    assert options.decoder_start_token_id == 7 and options.begin_suppress_tokens == (3, 4)
+    for wrong in (-1, "7", 1.5, [7]):
+        with pytest.raises(Refused) as error:
+            parse_options(given | {"decoder_start_token_id": wrong}, GenerationOptions())
+        assert error.value.status == 400
+        assert str(error.value).startswith("decoder_start_token_id must be an integer of at least")
 
 
 def test_a_t5gemma_has_them_too(tmp_path: Path) -> None:
