@@ -81,6 +81,9 @@ def messages(source: str) -> Iterator[tuple[int, str, str]]:
         and name_of(node.targets[0])
         and text_of(node.value, {}) not in (HOLE, "")
     }
+    handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    names = {name_of(each.type) for each in handlers if each.type}
+    caught = {name for name in names if name.startswith("_")}  # a module's own, which it catches
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             kind = name_of(node.func)
@@ -88,9 +91,8 @@ def messages(source: str) -> Iterator[tuple[int, str, str]]:
                 yield node.lineno, kind, text_of(node.args[0 if kind in FIRST else -1], known)
         elif isinstance(node, ast.Raise) and node.exc is not None:
             raised = name_of(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
-            if not raised or raised.startswith("_"):  # raised again, or caught in its module
-                continue
-            if raised not in ERRORS | WITHOUT_A_MESSAGE and not raised.islower():
+            known_ones = ERRORS | WITHOUT_A_MESSAGE | caught
+            if raised not in known_ones and not raised.lstrip("_").islower():
                 yield node.lineno, "other", raised
 
 

@@ -169,13 +169,14 @@ class Models:
         """
         names, models = [*self.models], self.models.values()
         found = await asyncio.gather(*(each.tokenizer() for each in models), return_exceptions=True)
-        for error in found:
-            if isinstance(error, BaseException) and not isinstance(error, Refused):
-                raise error
-        pairs = zip(names, found, strict=True)
-        had = {name: each for name, each in pairs if not isinstance(each, Refused)}
+        had = {}
+        for name, each in zip(names, found, strict=True):
+            if isinstance(each, BaseException) and not isinstance(each, Refused):
+                raise each
+            if not isinstance(each, Refused):
+                had[name] = each
         if not had:
-            raise found[0]
+            await self.first.tokenizer()  # which says why there is none
         return had
 
     def _check_failed(self, served: Served, asked: float) -> None:
