@@ -1,16 +1,19 @@
 """NaN in a model's logits ends an output in an error, and changes no other output."""
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
+from speculative_t5.cli import job
 from speculative_t5.decoding import RowError, best, counters
 from speculative_t5.decoding.faults import BROKEN, not_a_number
 from speculative_t5.decoding.sampling import Groups, Sampler, drawn, position_keys
 from speculative_t5.decoding.verify import num_agreed
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models.t5 import T5
+from speculative_t5.tokenizers import Line
 
 import mlx.core as mx
 import pytest
@@ -274,7 +277,40 @@ def test_float16_that_overflows_is_an_error_of_one_line(overflowing: Path, call:
         assert call(*command, *typed, "--dtype", "bfloat16").code == 0
     (overflowing.parent / "in.txt").write_text("A dog.\nA cat.\n")
     done = call("batch", str(overflowing.parent / "in.txt"), *typed, "--dtype", "float16")
-    assert done.code == 2 and "at index" in done.err[-1] and "NaN in float16" in done.err[-1]
+    records = [json.loads(line) for line in done.out.splitlines()]
+    assert done.code == 3 and [each["prompt"] for each in records] == ["A dog.", "A cat."]
+    assert all("the logits are NaN in float16" in each["error"] for each in records)
+
+
+@pytest.mark.parametrize("options", [[], ["--num-return-sequences", "2", "--temperature", "0.8"]])
+@pytest.mark.parametrize("by_length", [True, False])
+def test_a_line_that_cannot_go_on_ends_no_other(options: list[str], by_length: bool) -> None:
+    """Its record has the error, and those decoded beside it are what they are alone."""
+    decoder = SpeculativeDecoder(a_model(), None)
+    prompts = [p for pair in zip(SOUND, [[5, HOT, 1]] * len(SOUND), strict=True) for p in pair]
+    keywords: dict[str, Any] = {"max_tokens": 9}
+    if options:
+        keywords |= {"num_return_sequences": 2, "temperature": 0.8}
+    lines = [Line(i, i, f"line {i}", str(i)) for i in range(1, len(prompts) + 1)]
+    records: list[job.Record] = []
+    job.process(
+        lines,
+        lambda requests: decoder.iter_batch(
+            requests, batch_size=3, by_length=by_length, **keywords
+        ),
+        lambda text: decoder.fit(prompts[int(text) - 1]),
+        records.append,
+    )
+    assert [record.line.number for record in records] == [line.number for line in lines]
+    for number, (record, prompt) in enumerate(zip(records, prompts, strict=True)):
+        try:  # a sampled output may come upon the token by itself
+            alone = dict(decoder.iter_batch([(number, prompt)], batch_size=1, **keywords))
+        except RowError:
+            assert record.error == SAID and record.done is None
+        else:
+            assert HOT not in prompt and not record.error and record.done
+            assert record.done.tokens == alone[number].tokens
+    assert any(not record.error for record in records)
 
 
 @pytest.mark.anyio

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
+from ..decoding import RowError
 from ..files import LineFile, json_line, json_object, lock, private_mode, replacing
 from ..generation import Generation, as_record
 from ..tables import write_table
@@ -113,7 +114,8 @@ def process(
 
     If it is interrupted, or fails, it emits what is decoded, and for lines before that records
     which say that they are not. `generate` takes indices and source ids when it has room, and
-    yields outputs as they end. A ValueError of `encode` becomes the line's error. `watch` takes
+    yields outputs as they end. A ValueError of `encode` becomes the line's error, and so does a
+    RowError of `generate`, after which the lines beside that one are decoded again. `watch` takes
     each record as soon as it is made, perhaps before those ahead of it. `kept` are whole records
     of an earlier run, by the number of their line. For `outcome` see `fields_of`.
     """
@@ -138,6 +140,8 @@ def process(
 
     def requests() -> Iterator[tuple[int, list[int]]]:
         nonlocal at_end
+        for line, source in [*pending.values()]:  # that were beside one that could not go on
+            yield line.number - 1, source.ids
         for line in remaining:
             order.append(line)
             if line.number in kept:
@@ -157,14 +161,30 @@ def process(
             yield line.number - 1, source.ids
         at_end = True
 
+    def fail(error: RowError) -> None:
+        line, _ = pending.pop(error.index + 1)
+        finish(make(line, error=error.reason))
+
     try:
         while not at_end:
-            for index, done in generate(requests()):
+            for index, done in _decoded(lambda: generate(requests()), fail):
                 line, source = pending.pop(index + 1)
                 finish(make(line, done, source=source))
     finally:
         while ready and not torn:
             emit_first()
+
+
+def _decoded(
+    generate: Callable[[], Iterator[tuple[int, Generation]]], fail: Callable[[RowError], None]
+) -> Iterator[tuple[int, Generation]]:
+    """Yield outputs; begin again after one that could not go on, which ends all beside it."""
+    while True:
+        try:
+            yield from generate()
+            return
+        except RowError as error:
+            fail(error)
 
 
 @dataclass

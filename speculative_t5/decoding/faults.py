@@ -23,10 +23,11 @@ class RowError(ValueError):
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
-        self.index = index  # of its prompt
+        self.index = index  # of its request, or of its prompt in errors of a decoder
+        self.reason = reason  # without the index, which the message may have
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.index, str(self))
+        return type(self), (self.index, self.reason), {"args": self.args}
 
 
 def marked(ids: mx.array, values: mx.array) -> mx.array:

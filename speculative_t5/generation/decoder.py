@@ -427,7 +427,8 @@ def naming_rows(
     except decoding.RowError as error:
         # Beams of a prompt have its index, and samples one each.
         count = 1 if options.beams else options.num_return_sequences
-        error.args = (f"at index {error.index // count}, {error}",)
+        error.index //= count
+        error.args = (f"at index {error.index}, {error.reason}",)
         raise
 
 
