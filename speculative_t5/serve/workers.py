@@ -316,6 +316,9 @@ class Workers:
                     await worker.receive()
         except (TimeoutError, Unfinished, EOFError):
             worker.cut(STOPPING)
+        except Exception:  # or the pool would wait for it for ever
+            log.exception("a process for texts sends what cannot be read")
+            worker.cut(STOPPING)
         usable = worker.is_alive and not worker.owes and not worker.cut_for
         idle = sum(each.is_long == worker.is_long for each in self._idle)
         kept = IDLE_LONG if worker.is_long else IDLE_SHORT
