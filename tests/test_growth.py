@@ -3,7 +3,9 @@
 A sample of what scripts/checks/growth.py measures, at sizes that take moments.
 """
 
+import gc
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from speculative_t5.documents import alignment
@@ -17,11 +19,22 @@ from growth_patterns import find_patterns, imports_other_engines, near_misses
 SIZE = 12_500  # characters, and four times as many
 FEW = 40  # texts for each pattern; the script takes ten times as many
 SOME = 6  # texts for each loop, of about 60
+# Times as long for four times the text: at these sizes more than the script's 6, as windows are not
+# much smaller than the texts. What grows with the square takes 16.
+BOUND = 10.0
 PATTERNS = {pattern.key: pattern for pattern in find_patterns(REPOSITORY)}
 
 
+@pytest.fixture(autouse=True)
+def without_garbage_collection() -> Iterator[None]:
+    """Its time grows with all that other tests have left."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def check(row: Row) -> None:
-    assert row.ratio <= MOST, f"{row.file}, {row.name}: {row.text} takes {row.seconds} s"
+    assert row.ratio <= BOUND, f"{row.file}, {row.name}: {row.text} takes {row.seconds} s"
 
 
 @pytest.mark.parametrize("key", PATTERNS, ids=lambda key: f"{key[0].partition('/')[2]} {key[1]}")
@@ -77,4 +90,4 @@ def test_loops_whose_time_grows_with_the_square_are_seen() -> None:
         return sum(len([*text[:i]]) for i in range(0, len(text), 20))
 
     size, times = measured(counted, repeated("a"), SIZE // 4)
-    assert Row("", "", "", size, times).ratio > MOST
+    assert Row("", "", "", size, times).ratio > BOUND
