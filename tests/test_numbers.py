@@ -42,6 +42,9 @@ def test_the_least_memory_that_is_named_is_enough(
     (line,) = call(*command, "--memory", below).err
     assert line.endswith(f"got {below}"), "one step below it is refused"
 
+    (line,) = call("serve", "--port", "0", "--memory", "0").err
+    assert line.startswith("error: --memory must be at least 0.0"), "of a single model, too"
+
     def start(*_: object) -> None:
         raise ValueError("it starts")
 

@@ -126,6 +126,7 @@ def serve(
         served.append(_served(own, own.rows(batch_size), max_queue))
         if len(names) > 1:  # a wrong one is refused at once
             served[-1].read_tokenizer()
+        if len(names) > 1 or memory is not None:
             served[-1].size = _size(own)
     largest = max(each.size for each in served)
     if memory is not None and not largest <= memory * 1e9:  # as of nan
