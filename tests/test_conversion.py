@@ -310,7 +310,7 @@ def test_a_lack_of_space_is_reported_before_reading(monkeypatch: pytest.MonkeyPa
     usage = shutil.disk_usage(".")._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     seen: list[tuple[int, int]] = []
-    with pytest.raises(OSError, match="No space left on device: it takes 0.00 GB") as caught:
+    with pytest.raises(OSError, match="No space left on device: it takes 0.01 GB") as caught:
         convert("source", Path("new"), progress=lambda *counts: seen.append(counts))
     assert not seen, "nothing was read"
     assert caught.value.errno == errno.ENOSPC and left() == ["made", "source"]

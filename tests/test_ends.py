@@ -69,7 +69,8 @@ def test_a_prompt_that_is_too_long_is_an_error(call: Call) -> None:
     for command in (("--json", "--prompt", LONG), ("bench", "--prompts", "long.txt")):
         done = call(*command)
         done.check_error(" tokens, more than the 512 that the model is made for")
-        assert "(--truncate)" in done.err[0] and "(the command document)" in done.err[0]
+        assert "--truncate to cut it" in done.err[0]
+        assert "the command document to split it" in done.err[0]
 
 
 def test_truncate_cuts_a_prompt_and_says_so(call: Call) -> None:
@@ -81,7 +82,7 @@ def test_truncate_cuts_a_prompt_and_says_so(call: Call) -> None:
     (record,) = call("batch", "long.txt", *options).records
     assert record["text"] + "\n" == done.out and record["truncated"]
     refused = call("repl", stdin=f"{LONG}\nHe go home.\n")
-    assert refused.code == 3 and "(--truncate)" in refused.err[0]
+    assert refused.code == 3 and "cut it, or" in refused.err[0]
     assert refused.out == "He goes home.\n"
 
 

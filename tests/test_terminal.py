@@ -220,12 +220,14 @@ def test_outputs_cannot_command_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_table_that_is_too_wide_becomes_a_list(tmp_path: Path) -> None:
     lines = {}
+    # pytest-xdist may set the width of a terminal that is not this one.
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     for width in (60, 200):
         process = pexpect.spawn(
             sys.executable,
             ["-m", "speculative_t5", "models"],
             cwd=tmp_path,
-            env=os.environ | PATHS,
+            env=environment | PATHS,
             dimensions=(40, width),
             timeout=120,
         )

@@ -273,7 +273,7 @@ def test_what_several_processes_cannot_do_is_refused(
 
 
 def test_the_same_error_in_all_processes_is_one_line(here: Path) -> None:
-    assert_refused(together(here, 2, "--max-tokens", "0", "--prompt", "old"), "max_tokens must")
+    assert_refused(together(here, 2, "--max-tokens", "0", "--prompt", "old"), "--max-tokens must")
 
 
 def test_parts_of_another_number_of_processes_are_not_resumed(
