@@ -56,8 +56,14 @@ class Row:
     def cells(self) -> list[str]:
         short, long = (f"{1000 * each:.1f}" for each in self.seconds)
         shown = self.text if len(self.text) <= 44 else f"{self.text[:41]}..."
-        return [self.file.removeprefix("speculative_t5/"), self.name, shown, short, long,
-                f"{self.ratio:.1f}" if self.ratio else "-"]  # fmt: skip
+        return [
+            self.file.removeprefix("speculative_t5/"),
+            self.name,
+            shown,
+            short,
+            long,
+            f"{self.ratio:.1f}" if self.ratio else "-",
+        ]
 
 
 def seconds(run: Run, text: Any) -> float:

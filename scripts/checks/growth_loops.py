@@ -274,9 +274,11 @@ def lined(text: str) -> None:
     import json
 
     for form, data in (
-        ("text", text), ("jsonl", json.dumps({"prompt": text})), ("jsonl", text),
+        ("text", text),
+        ("jsonl", json.dumps({"prompt": text})),
+        ("jsonl", text),
         ("csv", f"prompt,a\n{text}"),
-    ):  # fmt: skip
+    ):
         stream = io.BytesIO(data.encode())
         stream.name = "text"  # type: ignore[attr-defined]
         try:

@@ -20,9 +20,13 @@ CALLS = ("compile", "search", "match", "fullmatch", "split", "findall", "findite
 LONG = 8  # times that a part may come, from which on it counts as repeated
 ENDS = ("", "\x01", "\n", " a", "!")  # what may stand behind the repeated part
 CATEGORIES = {
-    codes.CATEGORY_DIGIT: "0", codes.CATEGORY_NOT_DIGIT: "a", codes.CATEGORY_SPACE: " \u2003",
-    codes.CATEGORY_NOT_SPACE: "a", codes.CATEGORY_WORD: "a0_", codes.CATEGORY_NOT_WORD: "-",
-}  # fmt: skip
+    codes.CATEGORY_DIGIT: "0",
+    codes.CATEGORY_NOT_DIGIT: "a",
+    codes.CATEGORY_SPACE: " \u2003",
+    codes.CATEGORY_NOT_SPACE: "a",
+    codes.CATEGORY_WORD: "a0_",
+    codes.CATEGORY_NOT_WORD: "-",
+}
 EACH = 6  # characters tried of a set
 
 Make = Callable[[int], str]  # a text of about so many characters
@@ -75,10 +79,14 @@ def find_patterns(root: Path, *, values: bool = True) -> list[Pattern]:
             methods = called.get(name, CALLS[1:]) if method == "compile" else [method]
             found.append(
                 Pattern(
-                    file, node.lineno, ast.unparse(node.args[0]), frozenset(methods), name,
+                    file,
+                    node.lineno,
+                    ast.unparse(node.args[0]),
+                    frozenset(methods),
+                    name,
                     _value(file, node) if values else None,
                 )
-            )  # fmt: skip
+            )
     return found
 
 

@@ -10,9 +10,19 @@ from .loading import locate
 
 TASKS = "task_specific_params"  # of a config.json
 ALL = "default"  # the task that stands for generation_config.json alone
-SAME = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "top_k", "top_p",
-        "repetition_penalty", "suppress_tokens", "begin_suppress_tokens",
-        "decoder_start_token_id", "num_return_sequences")  # fmt: skip
+SAME = (
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "no_repeat_ngram_size",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "decoder_start_token_id",
+    "num_return_sequences",
+)
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
            "bad_words_ids": "bad_words", "stop_strings": "stop"}  # fmt: skip
 START, IDS = "decoder_start_token_id", ("eos_token_id", "pad_token_id")
