@@ -119,60 +119,87 @@ def process(
     each record as soon as it is made, perhaps before those ahead of it. `kept` are whole records
     of an earlier run, by the number of their line. For `outcome` see `fields_of`.
     """
-    make = partial(Record, outcome=outcome)
-    order: deque[Line] = deque()
-    ready: dict[int, Record] = {}
-    pending: dict[int, tuple[Line, Source]] = {}
-    remaining, at_end, torn = iter(lines), False, False
+    run = _Run(iter(lines), encode, emit, watch, kept, partial(Record, outcome=outcome))
+    try:
+        while not run.at_end:
+            for index, done in _decoded(lambda: generate(run.requests()), run.fail):
+                run.succeed(index, done)
+    finally:
+        run.emit_rest()
 
-    def emit_first() -> None:
-        nonlocal torn
-        with signals_held():
-            torn, line = True, order.popleft()
-            emit(ready.pop(line.number, make(line, error=UNDONE)))
-            torn = False
 
-    def finish(record: Record) -> None:
-        ready[record.line.number] = record
-        watch(record)
-        while order and order[0].number in ready:
-            emit_first()
+@dataclass
+class _Run:
+    """Lines that are being decoded, and records that wait for those of the lines before them."""
 
-    def requests() -> Iterator[tuple[int, list[int]]]:
-        nonlocal at_end
-        for line, source in [*pending.values()]:  # that were beside one that could not go on
+    remaining: Iterator[Line]
+    encode: Callable[[str], Source]
+    emit: Callable[[Record], None]
+    watch: Callable[[Record], None]
+    kept: Mapping[int, bytes]
+    make: Callable[..., Record]
+    order: deque[Line] = field(default_factory=deque)  # lines without a record in the output
+    ready: dict[int, Record] = field(default_factory=dict)  # by the number of the line
+    pending: dict[int, tuple[Line, Source]] = field(default_factory=dict)
+    at_end: bool = False
+    torn: bool = False  # whether a record may have been written in part
+
+    def requests(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield index and ids of the next lines, as far as they can be used."""
+        for line, source in [*self.pending.values()]:  # that were beside one that could not go on
             yield line.number - 1, source.ids
-        for line in remaining:
-            order.append(line)
-            if line.number in kept:
-                finish(make(line, earlier=kept[line.number]))
+        for line in self.remaining:
+            self.order.append(line)
+            if line.number in self.kept:
+                self.finish(self.make(line, earlier=self.kept[line.number]))
                 continue
             try:
                 if line.prompt is None or line.error:
                     raise ValueError(line.error)
-                source = encode(line.prompt)
+                source = self.encode(line.prompt)
             except ValueError as error:
-                finish(make(line, error=as_typed(error)))
-                size = sum(record.line.size for record in ready.values())
-                if len(ready) >= MAX_HELD or size >= MAX_HELD_SIZE:
+                self.finish(self.make(line, error=as_typed(error)))
+                if self.is_full:
                     return  # until the prompts before them have ended
                 continue
-            pending[line.number] = line, source
+            self.pending[line.number] = line, source
             yield line.number - 1, source.ids
-        at_end = True
+        self.at_end = True
 
-    def fail(error: RowError) -> None:
-        line, _ = pending.pop(error.index + 1)
-        finish(make(line, error=error.reason))
+    @property
+    def is_full(self) -> bool:
+        """Whether no more records should wait for their turn."""
+        size = sum(record.line.size for record in self.ready.values())
+        return len(self.ready) >= MAX_HELD or size >= MAX_HELD_SIZE
 
-    try:
-        while not at_end:
-            for index, done in _decoded(lambda: generate(requests()), fail):
-                line, source = pending.pop(index + 1)
-                finish(make(line, done, source=source))
-    finally:
-        while ready and not torn:
-            emit_first()
+    def succeed(self, index: int, done: Generation) -> None:
+        """Make the record of a line that has been decoded."""
+        line, source = self.pending.pop(index + 1)
+        self.finish(self.make(line, done, source=source))
+
+    def fail(self, error: RowError) -> None:
+        """Make the record of a line that could not go on."""
+        line, _ = self.pending.pop(error.index + 1)
+        self.finish(self.make(line, error=error.reason))
+
+    def finish(self, record: Record) -> None:
+        """Take a record, and emit all whose turn has come."""
+        self.ready[record.line.number] = record
+        self.watch(record)
+        while self.order and self.order[0].number in self.ready:
+            self.emit_first()
+
+    def emit_first(self) -> None:
+        """Emit the record of the first line, or one that says that it was not decoded."""
+        with signals_held():
+            self.torn, line = True, self.order.popleft()
+            self.emit(self.ready.pop(line.number, self.make(line, error=UNDONE)))
+            self.torn = False
+
+    def emit_rest(self) -> None:
+        """Emit all records that are left, with those of the lines before them."""
+        while self.ready and not self.torn:
+            self.emit_first()
 
 
 def _decoded(
