@@ -224,7 +224,8 @@ class Models:
             await asyncio.sleep(LOOK)
         served.loaded = time.monotonic()
         if service.failure:
-            self._drop(served)
+            if served.service is service:  # no request has found out before
+                self._drop(served)
         else:
             served.failed = 0.0
         self._tell()

@@ -91,7 +91,7 @@ class Worker:
         self.is_long = is_long  # whether its texts are
         self.owes = False  # whether it has a text whose last message has not come
         self.asks = False  # whether it waits for a reply
-        self._is_ready = False
+        self.is_ready = False  # whether it has said that it can be told of a text
         self._size: int | None = None  # of the message that is being read, once it is known
         self._computed, self._since = 0.0, math.inf  # seconds for this text; since when it goes on
 
@@ -120,9 +120,9 @@ class Worker:
         self._computed = 0.0
         if self._streams is None:
             self._streams = await asyncio.open_unix_connection(sock=self._socket)
-        if not self._is_ready:
+        if not self.is_ready:
             await self._read()
-            self._is_ready = True
+            self.is_ready = True
 
     def cut(self, reason: str) -> None:
         """End the process; who waits for it gets Unfinished with the reason."""
@@ -319,7 +319,8 @@ class Workers:
         except Exception:  # or the pool would wait for it for ever
             log.exception("a process for texts sends what cannot be read")
             worker.cut(STOPPING)
-        usable = worker.is_alive and not worker.owes and not worker.cut_for
+        # A client that left while the socket was opened has closed it.
+        usable = worker.is_alive and worker.is_ready and not (worker.owes or worker.cut_for)
         idle = sum(each.is_long == worker.is_long for each in self._idle)
         kept = IDLE_LONG if worker.is_long else IDLE_SHORT
         if not usable or self._is_stopping or idle >= kept and not self._waiting:
