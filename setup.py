@@ -17,7 +17,7 @@ from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-NATIVE = "speculative_t5/cpu/native"
+NATIVE = "speculative_t5/kernels/native"
 MODELS = ("correct-base", "correct-small")  # in weights/, installed with the package
 BLAS_FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # that MLX calls
 
@@ -47,9 +47,9 @@ class BuildExtensions(build_ext):
 
     def run(self) -> None:
         self.force = True
-        products = Path(self.get_ext_fullpath("speculative_t5.cpu._products"))
+        products = Path(self.get_ext_fullpath("speculative_t5.kernels._products"))
         openblas = products.parent / "_openblas.so"
-        for folder in (products.parent, Path(self.build_lib, "speculative_t5", "cpu")):
+        for folder in (products.parent, Path(self.build_lib, "speculative_t5", "kernels")):
             for name in ("_products", "_blocks"):
                 Path(folder, self.get_ext_filename(name)).unlink(missing_ok=True)
         openblas.unlink(missing_ok=True)
@@ -88,7 +88,7 @@ def description() -> str:
 def products() -> Extension:
     """Return the matrix products and layers in plain C, which do not depend on MLX."""
     return Extension(
-        "speculative_t5.cpu._products",
+        "speculative_t5.kernels._products",
         [f"{NATIVE}/products.c", f"{NATIVE}/layers.c"],
         extra_compile_args=["-O3", "-std=gnu11", "-fvisibility=hidden"],
         libraries=["pthread", "m"],
@@ -107,7 +107,7 @@ def blocks() -> list[Extension]:
     source = Path(nanobind.source_dir())
     return [
         Extension(
-            "speculative_t5.cpu._blocks",
+            "speculative_t5.kernels._blocks",
             [f"{NATIVE}/blocks.cpp", f"{NATIVE}/nanobind.cpp"],
             include_dirs=[
                 str(home / "include"),

@@ -52,7 +52,7 @@ compiler() {
 
 # Print everything that the installed package is built from: sources, compiler, Python and MLX.
 built_from() {
-    cat pyproject.toml setup.py speculative_t5/cpu/native/*
+    cat pyproject.toml setup.py speculative_t5/kernels/native/*
     compiler 2>/dev/null | head -n 1
     "$python" --version
     "$python" -c 'import pathlib, sysconfig

@@ -11,6 +11,8 @@ if sys.version_info < NEEDED:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ._version import __version__ as __version__
+
 try:
     from . import device as device  # isort: skip  (it has the BLAS loaded that mlx.core then calls)
 except ModuleNotFoundError as error:
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from .decoding import Stats
     from .generation import Chunk, Generation, SpeculativeDecoder
     from .models import T5Config
-
-__version__ = "0.5.0"
 
 _PACKAGES = {
     "Chunk": "generation",

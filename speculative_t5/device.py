@@ -1,7 +1,7 @@
 """MLX on this machine: its device, its threads and its memory.
 
-The package imports this module before anything else imports `mlx.core`, as `cpu.libraries` are to
-be loaded ahead of it.
+The package imports this module before anything else imports `mlx.core`, as `libraries` are to be
+loaded ahead of it.
 """
 
 import os
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from .cpu import libraries  # isort: skip  (before mlx.core)
+from . import libraries  # isort: skip  (before mlx.core)
 
 MEMORY_INFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")  # of Linux
 CACHED_SHARE = 8  # of Metal's memory, an eighth may be kept for reuse

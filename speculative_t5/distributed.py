@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from . import __version__
+from ._version import __version__
 from .errors import first_line, printable
 
 Message = Mapping[str, Any]  # JSON

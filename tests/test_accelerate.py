@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-from speculative_t5 import device
-from speculative_t5.cpu import accelerate, layers, libraries
+from speculative_t5 import device, libraries
+from speculative_t5.kernels import accelerate, layers
 from speculative_t5.models.config import Quantization, T5Config
 from speculative_t5.models.t5 import T5, DecoderLayer, quantize
 

@@ -78,7 +78,7 @@ def test_wheel_has_the_modules_and_models_and_nothing_else(installed: Path) -> N
 
 
 USES_BLAS = """
-from speculative_t5.cpu import libraries as found
+from speculative_t5 import libraries as found
 import ctypes, numpy as np, mlx.core as mx
 print(found.__file__, found.parts()["products"], found.parts()["OpenBLAS"], sep="\\n")
 print(bool(ctypes.CDLL(None).cblas_sgemm and ctypes.CDLL(None).cblas_dgemm))
@@ -95,7 +95,7 @@ def test_mlx_gets_openblas_without_a_compiler(installed: Path) -> None:
         check=True, env=os.environ | {"PYTHONPATH": str(installed)},
     )  # fmt: skip
     file, *states = done.stdout.splitlines()
-    assert Path(file) == installed / "speculative_t5" / "cpu" / "libraries.py"
+    assert Path(file) == installed / "speculative_t5" / "libraries.py"
     assert states == ["not built", "loaded", "True", "True"]
 
 
@@ -119,7 +119,7 @@ def test_source_distribution_has_everything_that_tests_need(source: Path) -> Non
 def test_package_is_built_where_openblas_cannot_be_copied(source: Path, tmp_path: Path) -> None:
     (tmp_path / "patchelf").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "patchelf").chmod(0o755)
-    package = source / "speculative_t5" / "cpu"
+    package = source / "speculative_t5" / "kernels"
     for name in ("_products", "_blocks"):  # of this Python, and of another one
         (package / f"{name}{EXTENSION_SUFFIXES[0]}").touch()
         (package / f"{name}.another.so").touch()

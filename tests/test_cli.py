@@ -5,8 +5,7 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
-from speculative_t5 import __version__
-from speculative_t5.cpu import libraries
+from speculative_t5 import __version__, libraries
 
 import pytest
 from commands import Call, in_a_shell, on_a_terminal

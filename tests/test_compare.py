@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
-from speculative_t5.cpu import accelerate
+from speculative_t5.kernels import accelerate
 from speculative_t5.models.t5 import T5
 
 import compare

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
-from speculative_t5.cpu import accelerate
+from speculative_t5.kernels import accelerate
 from speculative_t5.models import T5, Quantization, T5Config
 from speculative_t5.models.t5 import quantize
 

@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 
 from speculative_t5.cli.options import flag
-from speculative_t5.errors import OptionError, option_error
 from speculative_t5.generation import DecodingOptions, GenerationOptions
+from speculative_t5.options import OptionError, option_error
 from speculative_t5.serve.requests import as_json
 
 import pytest

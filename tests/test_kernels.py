@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from speculative_t5 import device
-from speculative_t5.cpu import layers
+from speculative_t5.kernels import layers
 from speculative_t5.models import sample_weights, t5
 from speculative_t5.models.t5 import T5, CrossAttention, FeedForward, SelfAttention
 

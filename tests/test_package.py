@@ -12,8 +12,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import speculative_t5
-from speculative_t5 import device, interpreter
-from speculative_t5.cpu import libraries
+from speculative_t5 import device, interpreter, libraries
 
 import mlx.core as mx
 import pytest
@@ -47,7 +46,7 @@ import os, sys
 import speculative_t5
 assert "importlib.metadata" not in sys.modules, "it would take half of the import"
 import speculative_t5.cli, speculative_t5.models
-from speculative_t5.cpu import libraries
+from speculative_t5 import libraries
 print([name for name in ("torch", "transformers", "huggingface_hub", "mlx_lm")
        if name in sys.modules], os.environ["MLX_ENABLE_TF32"])
 """
@@ -171,7 +170,7 @@ print(decoder.generate("correct: He go home.").text, called.exists())
 def test_mlx_calls_the_blas_that_was_loaded() -> None:
     code = """
 import ctypes
-from speculative_t5.cpu import libraries
+from speculative_t5 import libraries
 print(libraries.parts()["OpenBLAS"])
 function = ctypes.CDLL(None).cblas_sgemm  # the one that MLX finds first
 address = ctypes.cast(function, ctypes.c_void_p).value
@@ -190,7 +189,8 @@ for line in open("/proc/self/maps"):
 def test_switches_leave_mlx_as_it_is() -> None:
     code = """
 import os
-from speculative_t5.cpu import layers, libraries
+from speculative_t5 import libraries
+from speculative_t5.kernels import layers
 maps = open("/proc/self/maps").read()
 print(libraries.products, layers.library, *sorted(libraries.parts()), "scipy_openblas32" in maps,
       os.environ["MLX_ENABLE_TF32"])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cpu import libraries
+from speculative_t5 import libraries
 
 import numpy as np
 import pytest
@@ -158,7 +158,7 @@ def test_products_work_in_a_forked_process(tmp_path: Path) -> None:
     assert (product(x, w) == expected).all()
 
 
-NATIVE = REPOSITORY / "speculative_t5" / "cpu" / "native"
+NATIVE = REPOSITORY / "speculative_t5" / "kernels" / "native"
 SOURCES = [REPOSITORY / "tests" / "native_driver.c", NATIVE / "products.c", NATIVE / "layers.c"]
 # Of each its kinds, checks that pass, and a planted fault with its report. Of "undefined" the
 # other kinds take most of the time to compile, and see what "address" sees.

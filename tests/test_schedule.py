@@ -269,7 +269,7 @@ def test_what_was_learned_is_kept_by_models_options_and_hardware(
 
     changes: list[tuple[str, Any]] = [
         ("platform.machine", lambda: "another architecture"),
-        ("speculative_t5.cpu.libraries.num_threads", lambda: 1000),
+        ("speculative_t5.libraries.num_threads", lambda: 1000),
         ("mlx.core.device_info", device_info),
         ("mlx.core.default_device", lambda: "a GPU"),
     ]

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import device
+from speculative_t5 import device, libraries
 from speculative_t5.cli import terminal
 from speculative_t5.cli.terminal import legend, shaded, show, signals_held
-from speculative_t5.cpu import libraries
 from speculative_t5.decoding import Stats
 from speculative_t5.generation import Chunk
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5 import SpeculativeDecoder, libraries, load
 from speculative_t5.checkpoints import DTYPES
 from speculative_t5.cli.terminal import columns
-from speculative_t5.cpu import accelerate, libraries
+from speculative_t5.kernels import accelerate
 from speculative_t5.models import T5, T5Config
 
 import mlx.core as mx

@@ -7,9 +7,9 @@ from dataclasses import replace
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
-from ..cpu import accelerate
 from ..decoding import Draft, Drafter, Groups, ModelInfo, Plan, Session
 from ..generation import SpeculativeDecoder
+from ..kernels import accelerate
 from ..models import T5, EncoderDecoder, ModelConfig, T5Config, T5GemmaConfig, new_model
 
 

@@ -9,9 +9,9 @@ from typing import Any, overload
 import mlx.core as mx
 
 from .. import device
-from ..cpu import accelerate
 from ..device import DefaultType
-from ..errors import option_error, printable, shown
+from ..errors import printable, shown
+from ..kernels import accelerate
 from ..models import (
     T5,
     EncoderDecoder,
@@ -24,6 +24,7 @@ from ..models import (
     shard,
     split_of,
 )
+from ..options import option_error
 from ..tokenizers import Tokenizer, read_languages
 from .adapters import Adapter
 from .dequantizing import for_this_device, steps_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from .. import models
-from ..cpu import accelerate
 from ..errors import printable, shown
+from ..kernels import accelerate
 from ..models import EncoderDecoder, SharingConfig, SharingDraft
 from . import tensors
 from .model_folder import ModelFolder, write_folder

@@ -22,9 +22,10 @@ from tqdm import tqdm
 
 from .. import tokenizers
 from ..distributed import ProcessGroup, process_group
-from ..errors import count, option
+from ..errors import count
 from ..files import is_special
 from ..generation import Generation, process_facts
+from ..options import option
 from ..tables import TABLES, pyarrow
 from ..tokenizers import PROMPT_FIELD, SUFFIXES, Format, Line, Shard
 from . import job, terminal

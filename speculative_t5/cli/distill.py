@@ -15,8 +15,9 @@ from tqdm import tqdm
 
 from .. import distill as distilling
 from ..checkpoints import find_folder, load, name_of_folder, new_folder
-from ..errors import check_utf8, count, escaped, option
+from ..errors import check_utf8, count, escaped
 from ..models import SharingDraft
+from ..options import option
 from ..tokenizers import PROMPT_FIELD, Format, PromptEncoder
 from .options import OF_DECODERS, in_output, with_options
 from .terminal import note, visible

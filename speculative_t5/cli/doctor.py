@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 from ..checkpoints import as_dtype, find_cached, find_folder, or_nearest
 from ..doctor import CHECKS, Finding, Subject, as_markdown, chosen, run
-from ..errors import count, option
+from ..errors import count
+from ..options import option
 from .options import OF_DECODERS, draft_of, in_output, with_options
 from .terminal import FAILED, columns, visible
 

@@ -15,7 +15,6 @@ import typer
 from tqdm import tqdm
 
 from ..documents import SUFFIXES, Document, Piece, RewriteOptions, Rewritten
-from ..errors import option
 from ..exchange import copy_file, digest, replace_unchanged
 from ..files import (
     clear_temporaries,
@@ -26,6 +25,7 @@ from ..files import (
     write_whole,
 )
 from ..generation import SpeculativeDecoder
+from ..options import option
 from . import terminal
 from .options import DecoderOptions, with_base, with_options
 from .pieces import KEPT, PartialFile

@@ -13,12 +13,13 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 from tqdm import tqdm
 
-from .. import __version__
+from .. import libraries
+from .._version import __version__
 from ..checkpoints import DTYPES, as_lines, convert, inspect
-from ..cpu import libraries
 from ..distributed import process_group
-from ..errors import check_utf8, decoded, escaped, option
+from ..errors import check_utf8, decoded, escaped
 from ..generation import Generation, GenerationOptions, as_record
+from ..options import option
 from . import terminal
 from .batch import batch
 from .bench import PROMPTS, bench

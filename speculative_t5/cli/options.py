@@ -1,7 +1,7 @@
 """The options that several commands share, in groups, and the decoder that they describe.
 
 What an option does, its default and its range stand in one place, at its field of a dataclass (see
-`errors.option`). Here is what only a command line has: the forms in which values are typed, short
+`options.option`). Here is what only a command line has: the forms in which values are typed, short
 names, and completion.
 """
 
@@ -18,7 +18,7 @@ import typer
 
 from ..checkpoints import DTYPES, ModelFolder, find_folder, model_folders, named_draft, read_task
 from ..decoding import EarlyStopping
-from ..errors import OptionError, check_utf8, option, option_error
+from ..errors import check_utf8
 from ..generation import (
     DecodingOptions,
     DraftingOptions,
@@ -28,6 +28,7 @@ from ..generation import (
     VerifyRule,
     Words,
 )
+from ..options import OptionError, option, option_error
 from .terminal import note, one_line
 
 Value = TypeVar("Value")
@@ -161,7 +162,7 @@ def with_options(
     *,
     changes: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({}),
 ) -> Callable[..., Any]:
-    """Let a command take what `errors.option` describes: groups, and single options as defaults.
+    """Let a command take what `options.option` describes: groups, and single options as defaults.
 
     A group is a parameter whose type is a dataclass; typer sees an option for each field. One that
     is `Annotated` with a dataclass gets the values as a dict. `changes` overrides, by option name,

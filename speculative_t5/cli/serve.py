@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from ..checkpoints import loaded_size, locate, read_tokenizer
-from ..errors import check_integer, escaped, first_line, rounded_up
+from ..errors import escaped, first_line, rounded_up
 from ..generation import GenerationOptions
+from ..options import check_integer
 from .options import (
     DEFAULT_MODEL,
     UNSHOWN,

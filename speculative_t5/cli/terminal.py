@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import typer
 
-from .. import device
+from .. import device, libraries
 from ..checkpoints import Download, announce_downloads
-from ..cpu import libraries
 from ..decoding import FinishReason, Origin, Stats, cache_folder
 from ..distributed import is_launched, join, process_group
 from ..errors import escaped, shown

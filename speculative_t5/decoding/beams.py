@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from .. import device
-from ..errors import OptionError, option_error
+from ..options import OptionError, option_error
 from .faults import RowError, not_a_number
 from .logits import TokenHistory
 from .loop import Request, first_context, stop_reasons, token_budget

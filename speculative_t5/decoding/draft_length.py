@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 import numpy as np
 
-from .. import __version__
-from ..cpu import libraries
+from .. import libraries
+from .._version import __version__
 from ..files import write_whole
 from .outcomes import AROUND, MAX_DRAFT, Costs, Counts, Outcome
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from ..errors import OptionError, check_integer, check_number, option_error
+from ..options import OptionError, check_integer, check_number, option_error
 from .results import read
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..errors import check_number, option_error
+from ..options import check_number, option_error
 from .faults import marked
 from .logits import LogitsTransform, TokenHistory
 

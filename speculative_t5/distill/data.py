@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from .. import tokenizers
-from ..errors import check_integer, count
+from ..errors import count
+from ..options import check_integer
 from ..tables import TABLES
 from ..tokenizers import (
     PROMPT_FIELD,

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from .. import bench, device
+from .. import bench, device, libraries
 from ..checkpoints import dtype_name
-from ..cpu import libraries
 from ..decoding import LanguageModel
 from ..errors import count
 from ..generation import NumDraft, SpeculativeDecoder

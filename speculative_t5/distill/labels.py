@@ -8,10 +8,10 @@ from pathlib import Path
 import mlx.core as mx
 
 from ..decoding import LanguageModel, in_order_of_length
-from ..errors import check_integer
 from ..files import LineFile, json_line, json_object
 from ..generation import GenerationOptions, SpeculativeDecoder
 from ..models import EncoderDecoder, additive
+from ..options import check_integer
 from .data import Example
 
 

@@ -13,9 +13,10 @@ from time import perf_counter
 from typing import Any, get_origin, get_type_hints
 
 from ..checkpoints import dtype_name, load_draft, save_draft
-from ..errors import option_error, read_json, shown
+from ..errors import read_json, shown
 from ..files import PARTIAL, lock, write_whole
 from ..models import EncoderDecoder, SharingConfig, SharingDraft, copy_layers, sample_weights
+from ..options import option_error
 from .data import Data, Example
 from .judgement import Judgement, Task, judge
 from .labels import Label, label

@@ -14,9 +14,9 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..decoding import Sampler, argmax
-from ..errors import OptionError, check_number, check_options, option, option_error
 from ..files import replacing
 from ..models import MOST_BLOCK, EncoderDecoder, SharingDraft, plain_weight
+from ..options import OptionError, check_number, check_options, option, option_error
 from .labels import Label, LabelBatch, group, make_batch, shuffled
 
 LossName = Literal["ce", "kl"]

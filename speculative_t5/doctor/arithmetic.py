@@ -13,9 +13,9 @@ from mlx.utils import tree_map
 
 from ..bench import synthetic
 from ..checkpoints import DTYPES, dtype_name, load
-from ..cpu import accelerate
 from ..decoding import LanguageModel
 from ..generation import rows_are_alike, steady_width
+from ..kernels import accelerate
 from ..models import EncoderDecoder, ModelConfig
 from . import tiny
 from .checks import NUM_DRAFT, Finding, Subject, dtype_of, promises_equal_rows

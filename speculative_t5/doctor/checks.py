@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from .. import device
+from .. import device, libraries
 from ..checkpoints import ModelFolder, default_type_of, open_checkpoint
-from ..cpu import libraries
 from ..decoding import LanguageModel
 from ..generation import SpeculativeDecoder
 from ..models import T5

@@ -8,10 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import __version__
 from .. import device as machine
+from .. import libraries
+from .._version import __version__
 from ..checkpoints import dtype_name
-from ..cpu import libraries
 from .checks import Finding, Subject
 
 # Of `mx.device_info`; others identify this one machine.

@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..bench import synthetic
-from ..cpu import accelerate
+from ..kernels import accelerate
 from ..models import T5, T5GEMMA_TYPES, ModelConfig, T5Config, T5GemmaConfig
 
 SIZES: dict[str, Any] = {

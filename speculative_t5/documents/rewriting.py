@@ -11,15 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..decoding import Stats, total
-from ..errors import (
-    OptionError,
-    check_options,
-    check_utf8,
-    count,
-    described,
-    option,
-    rounded_down,
-)
+from ..errors import check_utf8, count, rounded_down
+from ..options import OptionError, check_options, described, option
 from .comparison import as_page, as_table
 from .layout import arranged, same_facts, similarity
 from .splitting import (

@@ -12,13 +12,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import __version__, decoding, device
+from .. import decoding, device
+from .._version import __version__
 from ..checkpoints import as_dtype, default_type_of, dtype_name, load, locate, named_draft
 from ..decoding import AdaptiveSchedule, FixedSchedule, Indexed, LanguageModel, Plan, Request, Round
 from ..distributed import ProcessGroup
 from ..documents import TextOptions, rewrite
-from ..errors import OptionError, check_integer
 from ..models import SharingDraft
+from ..options import OptionError, check_integer, takes
 from ..tokenizers import Prompt, PromptEncoder, Source, check_prompts
 from . import outputs
 from .drafting import pair_up, spelled
@@ -29,7 +30,6 @@ from .options import (
     LoadingOptions,
     MakingOptions,
     SingleOptions,
-    takes,
 )
 from .outputs import Chunk, Generation
 from .steady import steady_width

@@ -5,8 +5,9 @@ from typing import Literal
 
 from ..checkpoints import dtype_name
 from ..decoding import LanguageModel, ModelInfo
-from ..errors import OptionError, check_utf8, option_error
+from ..errors import check_utf8
 from ..models import T5, SharingDraft
+from ..options import OptionError, option_error
 from ..tokenizers import Tokenizer, unknown_characters
 from .options import DraftingOptions
 

@@ -1,16 +1,15 @@
 """Options as values: checked where they are made, and passed on whole.
 
 An option of a call is a field of a dataclass here, and nothing else: methods take the fields as
-keywords, see `takes`.
+keywords, see `options.takes`.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property, partial, wraps
+from functools import cached_property, partial
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast, get_args
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 
@@ -25,23 +24,10 @@ from ..decoding import (
     Rule,
     Sampler,
 )
-from ..errors import (
-    OptionError,
-    check_integer,
-    check_options,
-    check_utf8,
-    described,
-    option,
-    option_error,
-)
+from ..errors import check_utf8
+from ..options import OptionError, check_integer, check_options, described, option, option_error
 from ..tokenizers import Detokenizer, Tokenizer
 from .outputs import StoppedText
-
-P = ParamSpec("P")
-S = TypeVar("S")
-A = TypeVar("A")
-R = TypeVar("R")
-Options = TypeVar("Options")
 
 VerifyRule = Literal["auto", "coupled", "token", "block"]
 NumDraft = int | Literal["auto"]
@@ -477,34 +463,3 @@ def as_items(name: str, value: object) -> tuple[Any, ...]:
         expected = ITEMS.get(name, "text or a list of ids")
         raise option_error(name, expected, value)
     return tuple(value)
-
-
-def takes(
-    options: Callable[P, Options],
-) -> Callable[[Callable[[S, A, Options], R]], Callable[Concatenate[S, A, P], R]]:
-    """Let a method of one argument and options take the options' fields as keywords instead.
-
-    Others are refused; type checkers, editors and `help` know those that there are.
-    """
-
-    def decorate(method: Callable[[S, A, Options], R]) -> Callable[Concatenate[S, A, P], R]:
-        own, fields = inspect.signature(method), inspect.signature(options).parameters
-        first_two = [*own.parameters.values()][:2]
-        signature = own.replace(parameters=[*first_two, *fields.values()])
-
-        @wraps(method)
-        def call(*args: Any, **keywords: Any) -> R:
-            for name in keywords:
-                if name not in signature.parameters:
-                    raise TypeError(
-                        f"{method.__qualname__}() got an unexpected keyword argument {name!r}: "
-                        "help() of it lists all options"
-                    )
-            given = signature.bind(*args, **keywords).arguments
-            arguments = [given.pop(each.name) for each in first_two]
-            return method(*arguments, options(**given))  # type: ignore[call-arg]
-
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        return cast(Callable[Concatenate[S, A, P], R], call)
-
-    return decorate

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from .. import __version__
+from .._version import __version__
 from ..documents import LANGUAGES, Piece, RewriteOptions, edits, lines
 from ..errors import shown
 from ..tokenizers import is_code, language_name, main_region

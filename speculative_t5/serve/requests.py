@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 from starlette.responses import JSONResponse
 
-from ..errors import OptionError, first_line, not_utf8, shown
+from ..errors import first_line, not_utf8, shown
 from ..generation import GenerationOptions
+from ..options import OptionError
 from ..tokenizers import Prompt
 
 MOST_FIELDS = 100

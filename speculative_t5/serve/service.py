@@ -19,8 +19,9 @@ from typing import Any, Literal, TypeVar
 import mlx.core as mx
 
 from ..decoding import NOTHING_LEFT, PREFETCH_TOKENS, Batch, Request, Round, RowError
-from ..errors import check_integer, first_line
+from ..errors import first_line
 from ..generation import Chunk, GenerationOptions, SpeculativeDecoder, as_chunk
+from ..options import check_integer
 from ..tokenizers import Detokenizer, Prompt, PromptTooLong, check_prompts
 from .requests import Refused
 from .threads import THREADS

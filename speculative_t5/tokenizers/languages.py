@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..decoding import Vocabulary
-from ..errors import OptionError, first_line, option_error
+from ..errors import first_line
+from ..options import OptionError, option_error
 from .base import LANGUAGE
 
 TASK = re.compile(r"translation_([a-z]+)_to_([a-z]+)")  # T5's, in task_specific_params

@@ -8,7 +8,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import cast
 
 from ..decoding import LanguageModel, ModelInfo
-from ..errors import OptionError, check_integer, check_utf8, option_error, shown
+from ..errors import check_utf8, shown
+from ..options import OptionError, check_integer, option_error
 from .base import ChatTokenizer, Message, Tokenizer, unknown_characters
 from .languages import Languages
 

@@ -1,19 +1,15 @@
 """Faster layers for CPUs; `accelerate` is the door.
 
-They are there on Linux, where the C parts were built; without them everything works. Imports
-`device` and `models`, whose plain MLX layers are the reference; `libraries`, which `device` loads
-ahead of MLX, imports nothing of the package.
+They are there on Linux, where the C parts were built; without them everything works. The plain MLX
+layers of `models` are the reference.
 """
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
 
-from .libraries import SWITCH
-
-if TYPE_CHECKING:
-    from ..models import EncoderDecoder, SharingDraft
+from .. import device
+from ..libraries import SWITCH
+from ..models import EncoderDecoder, SharingDraft
+from . import layers
 
 
 def accelerate(model: EncoderDecoder | SharingDraft) -> None:
@@ -23,9 +19,6 @@ def accelerate(model: EncoderDecoder | SharingDraft) -> None:
     within float32 rounding. Layers that are quantized or wrapped, now or later, are run as they
     are. MLX cannot differentiate the fused operations.
     """
-    from .. import device  # only now, as `device` imports this package
-    from . import layers
-
     if not device.on_cpu() or layers.library is None or os.environ.get(SWITCH) == "0":
         return
     for module in model.modules():  # those that a draft shares are its target's

@@ -1,9 +1,9 @@
 """The libraries that are loaded ahead of MLX on Linux, T5's layers in C, and threads.
 
 MLX's CPU wheel for Linux links the reference BLAS, but calls the functions of libraries that were
-loaded globally before it: our own products of few rows (native/products.c), which pass larger ones
-to the OpenBLAS of the package scipy-openblas32; or, where they were not built, a copy of that
-OpenBLAS under BLAS's usual names (see setup.py). Everything works without any of them.
+loaded globally before it: our own products of few rows (kernels/native/products.c), which pass
+larger ones to the OpenBLAS of the package scipy-openblas32; or, where they were not built, a copy
+of that OpenBLAS under BLAS's usual names (see setup.py). Everything works without any of them.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from typing import Any
 
 SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
 PARTS = ("products", "layers", "OpenBLAS")
-FOLDER = Path(__file__).parent  # of the C parts, if they were built
+FOLDER = Path(__file__).parent / "kernels"  # of the C parts, if they were built
 FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
 PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000", or "max 100000"
@@ -95,13 +95,13 @@ products, _blas = load_blas()
 
 @cache
 def load_layers() -> tuple[Any, str]:
-    """Load the layers, native/blocks.cpp; return "loaded", too, or None and why not."""
+    """Load the layers, kernels/native/blocks.cpp; return "loaded", too, or None and why not."""
     if products is None:
         return None, _blas.get("layers", "not loaded: they need the products")
     from importlib.metadata import version  # which would take half of the package's own import
 
     try:
-        found: Any = import_module("._blocks", __package__)
+        found: Any = import_module(".kernels._blocks", __package__)
     except ModuleNotFoundError:
         return None, "not built"
     except ImportError as error:

@@ -1,0 +1,167 @@
+"""Options as fields of dataclasses: their checks, their words for help, and their errors."""
+
+import inspect
+import operator
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import field, fields
+from functools import wraps
+from numbers import Real
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from .errors import shown
+
+P = ParamSpec("P")
+S = TypeVar("S")
+A = TypeVar("A")
+R = TypeVar("R")
+Options = TypeVar("Options")
+
+
+class OptionError(ValueError):
+    """Bad values of options, whose names Python, JSON and a command line spell differently.
+
+    `text` has the names of options in braces, in Python's spelling, and a pair of braces for each
+    of `values`: OptionError("{num_draft} must be at least 1, got {!r}", 0).
+    """
+
+    def __init__(self, text: str, *values: object) -> None:
+        super().__init__(text, *values)  # from which a copy in another process is made
+        self._text, self._values = text, values
+
+    def __str__(self) -> str:
+        return self.spelled()
+
+    def put_before(self, place: str) -> None:
+        """Begin the message with where it was, such as "at index 3, "."""
+        self._text = place + self._text
+        self.args = (self._text, *self._values)
+
+    @property
+    def names(self) -> list[str]:
+        """The options that the message names, in its order."""
+        parts = string.Formatter().parse(self._text)
+        return [name for _, name, *_ in parts if name]
+
+    def spelled(
+        self, spell: Callable[[str], str] = str, show: Callable[[object], str] | None = None
+    ) -> str:
+        """Return the message with names as `spell` and values as `show` makes them, or `shown`."""
+        return _Spelling(spell, show or shown).vformat(self._text, self._values, {})
+
+
+class _Spelling(string.Formatter):
+    def __init__(self, spell: Callable[[str], str], show: Callable[[object], str]) -> None:
+        self._spell, self._show = spell, show
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> Any:
+        return args[key] if isinstance(key, int) else self._spell(key)
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion == "r":
+            return self._show(value)
+        return super().convert_field(value, conversion)
+
+
+def option_error(name: str, expected: str, found: object) -> OptionError:
+    """Return the error for a value; a `name` that is no option's may have one in braces."""
+    subject = f"{{{name}}}" if name.isidentifier() else name
+    return OptionError(f"{subject} must be {{}}, got {{!r}}", expected, found)
+
+
+def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return an option as an int, whichever integer type it has; refuse one out of range."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool) or (most is not None and number > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise option_error(name, f"an integer {bounds}", value)
+    return number
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return an option as a float; refuse what is no real number, or an integer too large."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise option_error(name, "a number", value)
+    try:
+        return float(value)
+    except OverflowError:
+        subject = f"{{{name}}}" if name.isidentifier() else name
+        wrong = f"{subject} must be a number that a float holds, got a larger one"
+        raise OptionError(wrong) from None
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    panel: str | None = None,
+    shown: str | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """Return the field of a dataclass for an option, with its range and the words of --help.
+
+    `panel` is its heading there, and `shown` its default where that is not the value itself. The
+    `least` value of a number is an integer if the option is one.
+    """
+    about = {"help": help, "panel": panel, "shown": shown, "least": least, "most": most}
+    return field(default=default, metadata=about)
+
+
+def described(options: Any) -> Any:
+    """Add to a dataclass's docstring what its options do, in the words of --help; see `option`."""
+    helps = [(each.name, each.metadata["help"]) for each in fields(options) if each.metadata]
+    if options.__doc__:  # python -OO leaves docstrings out
+        lines = ["\nOptions:", *(f"\n    {name}: {text}" for name, text in helps)]
+        options.__doc__ += "".join(lines)
+    return options
+
+
+def check_options(options: Any) -> None:
+    """Refuse values that are out of the ranges of their fields, or no numbers, see `option`.
+
+    An option whose value is None was not given, and is not checked.
+    """
+    for each in fields(options):
+        value, least = getattr(options, each.name), each.metadata.get("least")
+        most: Any = each.metadata.get("most")
+        if least is None or value is None:
+            continue
+        if isinstance(least, int):
+            check_integer(each.name, value, least, most)
+        elif not least <= check_number(each.name, value) <= most:
+            raise option_error(each.name, f"between {least:g} and {most:g}", value)
+
+
+def takes(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[S, A, Options], R]], Callable[Concatenate[S, A, P], R]]:
+    """Let a method of one argument and options take the options' fields as keywords instead.
+
+    Others are refused; type checkers, editors and `help` know those that there are.
+    """
+
+    def decorate(method: Callable[[S, A, Options], R]) -> Callable[Concatenate[S, A, P], R]:
+        own, fields = inspect.signature(method), inspect.signature(options).parameters
+        first_two = [*own.parameters.values()][:2]
+        signature = own.replace(parameters=[*first_two, *fields.values()])
+
+        @wraps(method)
+        def call(*args: Any, **keywords: Any) -> R:
+            for name in keywords:
+                if name not in signature.parameters:
+                    raise TypeError(
+                        f"{method.__qualname__}() got an unexpected keyword argument {name!r}: "
+                        "help() of it lists all options"
+                    )
+            given = signature.bind(*args, **keywords).arguments
+            arguments = [given.pop(each.name) for each in first_two]
+            return method(*arguments, options(**given))  # type: ignore[call-arg]
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return cast(Callable[Concatenate[S, A, P], R], call)
+
+    return decorate
