@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from speculative_t5 import __version__
 from speculative_t5.checkpoints import convert, load, model_folder, save_draft
 from speculative_t5.distill import DistillOptions, new_draft
 
@@ -125,6 +126,16 @@ def test_pages_have_narrow_lines_named_blocks_and_links_that_lead_somewhere(page
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+def test_changelog_and_citation_have_the_version_of_the_package() -> None:
+    released = re.findall(
+        r"^## \[([\d.]+)\] - ([\d-]+)$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    citation = (REPOSITORY / "CITATION.cff").read_text()
+    (version,) = re.findall(r"^version: (.*)$", citation, re.MULTILINE)
+    (date,) = re.findall(r"^date-released: (.*)$", citation, re.MULTILINE)
+    assert released[0] == (version, date) and version == __version__
 
 
 def promised(code: str) -> Iterator[str]:
