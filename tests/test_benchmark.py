@@ -8,16 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.bench import PLAIN, Report, Run, Variant, measure, variants_of
-from speculative_t5.bench.benchmark import make_report, record
-from speculative_t5.bench.synthetic import (
-    SHAPES,
-    ReplayDrafter,
-    check_shapes,
-    random_model,
-    random_prompts,
-    synthetic_plan,
-)
 from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench
 from speculative_t5.decoding import (
@@ -27,6 +17,16 @@ from speculative_t5.decoding import (
     decode,
 )
 from speculative_t5.generation import GenerationOptions
+from speculative_t5.measure import PLAIN, Report, Run, Variant, measure, variants_of
+from speculative_t5.measure.comparison import make_report, record
+from speculative_t5.measure.synthetic import (
+    SHAPES,
+    ReplayDrafter,
+    check_shapes,
+    random_model,
+    random_prompts,
+    synthetic_plan,
+)
 from speculative_t5.models import T5, EncoderDecoder, T5Config, new_model
 
 import mlx.core as mx

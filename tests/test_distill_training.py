@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, bench
-from speculative_t5.bench import Run
+from speculative_t5 import SpeculativeDecoder, measure
 from speculative_t5.distill import LOSSES, Agreement, Judgement, Speed, Task, judge, training
 from speculative_t5.distill import judgement as judging
 from speculative_t5.distill.judgement import MOST, speed_of
+from speculative_t5.measure import Run
 from speculative_t5.models.t5 import T5, Head
 
 import mlx.core as mx
@@ -170,7 +170,7 @@ def test_prompts_are_as_many_as_there_is_time_for(
         runs = [run(1.0 + JUDGED.index(prompt), 1, 1) for prompt in prompts]
         return {variant.name: runs for variant in variants}
 
-    monkeypatch.setattr(bench, "sweep", sweep)
+    monkeypatch.setattr(measure, "sweep", sweep)
     task, passes = Task(target, None, "big"), 31
     found = judge(
         task, tiny_draft(target), "small", JUDGED, KNOWN,

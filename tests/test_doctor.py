@@ -9,7 +9,6 @@ from typing import Any
 from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder, device
-from speculative_t5.bench import synthetic
 from speculative_t5.checkpoints import convert, dtype_name
 from speculative_t5.cli import doctor as command
 from speculative_t5.doctor import (
@@ -26,6 +25,7 @@ from speculative_t5.doctor import (
     tiny,
 )
 from speculative_t5.generation import steady
+from speculative_t5.measure import synthetic
 from speculative_t5.models import T5Config
 from speculative_t5.models.cache import SMALLEST, KVCache
 from speculative_t5.models.t5 import T5

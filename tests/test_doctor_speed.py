@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, bench, device
-from speculative_t5.bench import Run, synthetic
-from speculative_t5.bench.benchmark import record
+from speculative_t5 import SpeculativeDecoder, device, measure
 from speculative_t5.checkpoints import dtype_name
 from speculative_t5.cli import doctor as command
 from speculative_t5.decoding import Outcome
 from speculative_t5.doctor import Check, Finding, Subject, speed
+from speculative_t5.measure import Run, synthetic
+from speculative_t5.measure.comparison import record
 from speculative_t5.models import T5, T5Config
 
 import mlx.core as mx
@@ -78,7 +78,7 @@ def test_random_pairs_accept_as_often_as_asked_in_any_type(
             tuple(prompt): decoder.generate(prompt, max_tokens=200, speculative=False).tokens
             for prompt in prompts
         }
-        (_, drafted) = bench.variants_of({"drafted": decoder}, 200)
+        (_, drafted) = measure.variants_of({"drafted": decoder}, 200)
         variant = replace(drafted, plan=synthetic.synthetic_plan(decoder, outputs, rate))
         runs = [record(variant, prompt) for prompt in prompts]
         assert speed.acceptance(runs) == pytest.approx(rate, abs=0.06)

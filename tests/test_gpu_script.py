@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-from speculative_t5.bench import Report
-from speculative_t5.bench.synthetic import SHAPES
 from speculative_t5.cli.terminal import ArgumentError
+from speculative_t5.measure import Report
+from speculative_t5.measure.synthetic import SHAPES
 from speculative_t5.models import T5, T5Config
 
 import compare

@@ -135,7 +135,7 @@ def shape(
     names, search, unlike = chosen_for(num_beams, only)
     names = [name for name in names if name not in left_out]
     setting, kind = setting_of(dtype)
-    from speculative_t5.bench.synthetic import SHAPES, random_model
+    from speculative_t5.measure.synthetic import SHAPES, random_model
 
     import mlx.core as mx
 

@@ -19,10 +19,10 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
-from speculative_t5.bench.synthetic import SHAPES
 from speculative_t5.checkpoints.conversion import new_layout, num_bytes, quantized
 from speculative_t5.checkpoints.t5 import parameter_shapes
 from speculative_t5.decoding import LanguageModel
+from speculative_t5.measure.synthetic import SHAPES
 from speculative_t5.models import ModelConfig, Quantization, T5Config, T5GemmaConfig, new_model
 
 import mlx.core as mx

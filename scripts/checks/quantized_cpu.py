@@ -22,11 +22,11 @@ from pathlib import Path
 from statistics import median
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.bench.synthetic import SHAPES
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.dequantizing import KEEP
 from speculative_t5.checkpoints.model_folder import write_folder
 from speculative_t5.checkpoints.tensors import NewTensor, as_numpy, parameters_of
+from speculative_t5.measure.synthetic import SHAPES
 from speculative_t5.models import EncoderDecoder, T5Config, new_model
 
 import mlx.core as mx

@@ -15,10 +15,10 @@ from tqdm import tqdm
 
 from .. import device
 from .._version import __version__
-from ..bench import PLAIN, Report, Variant, measure, synthetic, variants_of
 from ..checkpoints import as_dtype
 from ..errors import count, decoded
 from ..generation import SpeculativeDecoder
+from ..measure import PLAIN, Report, Variant, measure, synthetic, variants_of
 from ..options import check_options, option
 from .options import OF_DECODERS, draft_of, model_name, with_options
 from .terminal import columns, give_tips

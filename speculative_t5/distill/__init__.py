@@ -3,7 +3,7 @@
 A run has three stages; each resumes after a kill and gives the same bytes. **Label**: the target
 generates outputs for the prompts, of which some are held out. **Train**: a draft that shares the
 target's encoder, embedding and head learns them. **Judge**: the draft's agreement with the target
-and its speed on the held-out prompts are measured and written beside its weights. Imports `bench`
+and its speed on the held-out prompts are measured and written beside its weights. Imports `measure`
 and the packages below it.
 """
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from .. import bench, device, libraries
+from .. import device, libraries, measure
 from ..checkpoints import dtype_name
 from ..decoding import LanguageModel
 from ..errors import count
@@ -221,8 +221,8 @@ def judge(
 ) -> Judgement:
     """Measure greedy decoding of held-out prompts with 1 to `MOST` drafted tokens and with "auto".
 
-    Everything runs one prompt at a time and interleaved (`bench.sweep`). Where there is nothing to
-    measure, the judgement says so.
+    Everything runs one prompt at a time and interleaved (`measure.sweep`). Where there is nothing
+    to measure, the judgement says so.
 
     `prompts` are source ids in a random order; of the first `MAX_PROMPTS` fewer are taken, but at
     least one, where all would need more than about `max_seconds`. `progress` receives how many
@@ -240,10 +240,12 @@ def judge(
         by_place=agreement.by_place(MOST),
         tokens_per_pass=[agreement.tokens_per_pass(k) for k in range(1, MOST + 1)],
         unmeasured=None if measured else reason,
-        prompts=len(measured[0][bench.PLAIN]) if measured else 0,
+        prompts=len(measured[0][measure.PLAIN]) if measured else 0,
         turns=TURNS,
         max_tokens=max_tokens,
-        plain=bench.typical(measured, bench.PLAIN, bench.tokens_per_second) if measured else 0.0,
+        plain=measure.typical(measured, measure.PLAIN, measure.tokens_per_second)
+        if measured
+        else 0.0,
         speeds=[speed_of(measured, number) for number in numbers()] if measured else [],
         machine=f"{kind}, {device.chip()}, {count(libraries.num_threads(), 'thread')}",
         dtype=dtype_name(task.target.dtype),
@@ -258,7 +260,7 @@ def _measure(
     max_tokens: int,
     max_seconds: float,
     progress: Callable[[int, int], None],
-) -> list[bench.Turn]:
+) -> list[measure.Turn]:
     """Decode plainly and with each K; return no turns if nothing can be sped up."""
     done = total = 0
 
@@ -267,17 +269,17 @@ def _measure(
         done += 1
         progress(done, total)
 
-    turn = partial(bench.sweep, order=random.Random(0), progress=count_one)
+    turn = partial(measure.sweep, order=random.Random(0), progress=count_one)
     decoders = {
         str(k): SpeculativeDecoder(task.target, draft, task.tokenizer, num_draft=k)
         for k in numbers()
     }
-    plain, *_ = variants = bench.variants_of(decoders, max_tokens)
+    plain, *_ = variants = measure.variants_of(decoders, max_tokens)
     passes = 1 + TURNS * len(variants)  # of each prompt: to warm up, and in the turns
     total = len(variants) + passes * len(prompts)
-    warm: list[bench.Run] = []
+    warm: list[measure.Run] = []
     for prompt in prompts:
-        warm += turn([plain], [prompt])[bench.PLAIN]
+        warm += turn([plain], [prompt])[measure.PLAIN]
         if late := sum(run.seconds for run in warm) * passes > max_seconds:
             break
     if not any(len(run.emitted) > 1 for run in warm):
@@ -293,16 +295,16 @@ def numbers() -> list[NumDraft]:
     return [*range(1, MOST + 1), "auto"]
 
 
-def speed_of(turns: Sequence[bench.Turn], num_draft: NumDraft) -> Speed:
+def speed_of(turns: Sequence[measure.Turn], num_draft: NumDraft) -> Speed:
     """Sum up one variant against plain decoding, which ran in each turn as well."""
-    plain, name = turns[0][bench.PLAIN], str(num_draft)
+    plain, name = turns[0][measure.PLAIN], str(num_draft)
     same = [
         all(turn[name][i].tokens == run.tokens for turn in turns) for i, run in enumerate(plain)
     ]
     return Speed(
         num_draft=num_draft,
-        tokens_per_second=bench.typical(turns, name, bench.tokens_per_second),
-        speedup=bench.gain(turns, name, bench.tokens_per_second),
-        tokens_per_pass=bench.typical(turns, name, bench.tokens_per_pass),
+        tokens_per_second=measure.typical(turns, name, measure.tokens_per_second),
+        speedup=measure.gain(turns, name, measure.tokens_per_second),
+        tokens_per_pass=measure.typical(turns, name, measure.tokens_per_pass),
         same=sum(same),
     )

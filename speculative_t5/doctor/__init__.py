@@ -1,7 +1,7 @@
 """`doctor`: checks that prove, on the machine they run on, what the package promises.
 
-A check takes a `Subject` and returns a `Finding`, in a process of its own. Imports `bench` and the
-packages below it.
+A check takes a `Subject` and returns a `Finding`, in a process of its own. Imports `measure` and
+the packages below it.
 """
 
 from collections.abc import Collection

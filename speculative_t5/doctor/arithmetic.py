@@ -11,11 +11,11 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_map
 
-from ..bench import synthetic
 from ..checkpoints import DTYPES, dtype_name, load
 from ..decoding import LanguageModel
 from ..generation import rows_are_alike, steady_width
 from ..kernels import accelerate
+from ..measure import synthetic
 from ..models import EncoderDecoder, ModelConfig
 from . import tiny
 from .checks import NUM_DRAFT, Finding, Subject, dtype_of, promises_equal_rows

@@ -11,10 +11,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..bench import synthetic
 from ..checkpoints import dtype_name
 from ..decoding import Rule, Sampler
 from ..generation import SpeculativeDecoder
+from ..measure import synthetic
 from ..models import T5
 from ..tokenizers import Prompt
 from . import tiny

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import bench
+from .. import measure
 from ..checkpoints import dtype_name
 from ..decoding import LanguageModel, Plan, Session
 from ..generation import SpeculativeDecoder
@@ -126,36 +126,37 @@ def _measured(
     """Decode prompts plainly, and by plans: "drafted", and "auto", whose lengths adapt."""
     variants = [
         replace(each, plan=plans.get(each.name))
-        for each in bench.variants_of(dict.fromkeys(plans, decoder), max_tokens)
+        for each in measure.variants_of(dict.fromkeys(plans, decoder), max_tokens)
     ]
     order, began = random.Random(0), time.perf_counter()
-    bench.sweep(variants, prompts, order)  # the first use is slower, and "auto" learns
-    turns: list[bench.Turn] = []
+    measure.sweep(variants, prompts, order)  # the first use is slower, and "auto" learns
+    turns: list[measure.Turn] = []
     while not turns or (len(turns) < TURNS and time.perf_counter() - began < DECODING):
-        turns.append(bench.sweep(variants, prompts, order))
+        turns.append(measure.sweep(variants, prompts, order))
     # An output's last round may be shorter than was chosen.
     rounds = [run.outcomes[:-1] or run.outcomes for run in turns[-1]["auto"]]
     chosen = Counter(each.num_draft for outcomes in rounds for each in outcomes)
     speeds = {
-        name: bench.typical(turns, name, bench.tokens_per_second) for name in (bench.PLAIN, *plans)
+        name: measure.typical(turns, name, measure.tokens_per_second)
+        for name in (measure.PLAIN, *plans)
     }
     return {
         "dtype": dtype_name(dtype_of(decoder.model)),
         "pass_seconds": {str(length): seconds for length, seconds in costs[0].items()},
         "draft_step_seconds": costs[1],
         "acceptance": acceptance(turns[-1]["drafted"]),
-        "plain_tokens_per_second": speeds[bench.PLAIN],
+        "plain_tokens_per_second": speeds[measure.PLAIN],
         "tokens_per_second": speeds["drafted"],
-        "measured_speedup": bench.gain(turns, "drafted", bench.tokens_per_second),
+        "measured_speedup": measure.gain(turns, "drafted", measure.tokens_per_second),
         "auto": {
             "tokens_per_second": speeds["auto"],
-            "speedup": bench.gain(turns, "auto", bench.tokens_per_second),
+            "speedup": measure.gain(turns, "auto", measure.tokens_per_second),
             "rounds": {str(length): rounds for length, rounds in chosen.most_common()},
         },
     }
 
 
-def acceptance(runs: Iterable[bench.Run]) -> float:
+def acceptance(runs: Iterable[measure.Run]) -> float:
     """Return the chance that a drafted token which all before it let through is accepted."""
     accepted = tested = 0
     for outcome in (outcome for run in runs for outcome in run.outcomes):

@@ -4,8 +4,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..bench import synthetic
 from ..kernels import accelerate
+from ..measure import synthetic
 from ..models import T5, T5GEMMA_TYPES, ModelConfig, T5Config, T5GemmaConfig
 
 SIZES: dict[str, Any] = {

@@ -92,12 +92,12 @@ def load_program(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, A
 def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
     from programs import naive
     from speculative_t5 import SpeculativeDecoder
-    from speculative_t5.bench.synthetic import synthetic_plan
     from speculative_t5.cli.terminal import tips
     from speculative_t5.decoding import decode
     from speculative_t5.generation import GenerationOptions
     from speculative_t5.kernels import accelerate
     from speculative_t5.libraries import num_threads
+    from speculative_t5.measure.synthetic import synthetic_plan
 
     model = read_back(place / "target")
     about = {

@@ -4,7 +4,7 @@ Imports `generation` and the packages below it.
 """
 
 from . import synthetic
-from .benchmark import (
+from .comparison import (
     PLAIN,
     Report,
     Run,
