@@ -24,7 +24,7 @@ case "$*" in
     "-m venv"*) echo "$0" >chosen; mkdir -p .venv/bin; cp fake .venv/bin/python ;;
 esac
 """
-SOURCE = Path("speculative_t5", "cpu", "native", "products.c")
+SOURCE = Path("speculative_t5", "kernels", "native", "products.c")
 PACKAGES = Path(".venv", "lib", "python3.11", "site-packages")
 
 
