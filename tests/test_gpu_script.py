@@ -253,8 +253,16 @@ def test_what_to_expect_follows_from_bandwidth_launches_and_curves() -> None:
     gain, length = expected.best(m4, 2.0, 0.4, 0.75)
     assert length == 3 and gain == pytest.approx((1 + 0.75 + 0.75**2 + 0.75**3) / (3 * 0.2 + 1.06))
     assert expected.best(m1, 2.0, 2.0, 0.1) == (1.0, 0)
-    page = (REPOSITORY / "docs" / "gpu.md").read_text()
+    page = (REPOSITORY / "docs" / "gpu-predictions.md").read_text()
     for row in (found := [*expected.rows()]):
         assert f"\n| {' | '.join(row)} |\n" in page
     assert ("M4 Max", "t5-11b") in {(row[0], row[3]) for row in found}
     assert ("M1", "t5-11b") not in {(row[0], row[3]) for row in found}
+
+
+def test_the_page_works_out_a_row_as_the_script_does(capsys: pytest.CaptureFixture[str]) -> None:
+    expected.main("M4 Max", "t5-large")
+    page = (REPOSITORY / "docs" / "gpu-predictions.md").read_text()
+    assert f"```text\n{capsys.readouterr().out}```\n" in page
+    with pytest.raises(SystemExit, match="choose --chip from M1, M1 Max, .* from t5-large, "):
+        expected.main("M9", "t5-large")

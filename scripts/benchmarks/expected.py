@@ -1,6 +1,7 @@
-"""Predict what chips give that nobody has measured: two tables of docs/gpu.md and families.md.
+"""Predict what chips give that nobody has measured: two tables of docs/gpu-predictions.md.
 
     python scripts/benchmarks/expected.py
+    python scripts/benchmarks/expected.py --chip "M4 Max" --target t5-large    # works out a row
 
 A pass over one token takes the bytes that it reads, by the chip's published bandwidth, and its
 kernels, by what launching one costs; one over more takes a multiple, by a curve for the kind of
@@ -12,11 +13,12 @@ Mac's host is taken to need no time.
 import io
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 from unittest.mock import patch
 
 from speculative_t5.checkpoints.conversion import new_layout, num_bytes, quantized
@@ -26,6 +28,7 @@ from speculative_t5.measure.synthetic import SHAPES
 from speculative_t5.models import ModelConfig, Quantization, T5Config, T5GemmaConfig, new_model
 
 import mlx.core as mx
+import typer
 from simulated_devices import Curve, mac_in_steps, mac_of_two_kernels
 
 ITEM = 2  # bytes of a number in 16 bits
@@ -34,10 +37,16 @@ FITS = 0.7  # share of memory that weights may take
 TWO = ("M2 Max", "M4 Max")  # chips of T5Gemma's table
 LENGTHS = (*range(17), 20, 24, 32, 40, 48, 63)  # tokens to draft
 # Operations that launch nothing: they only change how an array is read.
-VIEWS = {
-    "AsStrided", "Broadcast", "BroadcastAxes", "ExpandDims", "Flatten", "Full", "Reshape", "Slice",
-    "Split", "Squeeze", "StopGradient", "Transpose", "Unflatten",
-}  # fmt: skip
+VIEWS = set(
+    "AsStrided Broadcast BroadcastAxes ExpandDims Flatten Full Reshape Slice Split Squeeze "
+    "StopGradient Transpose Unflatten".split()
+)
+# Seconds that launching a kernel takes where it waits for the one before it. On an M3 Ultra 3,200
+# such kernels took 8.8 ms (mlx#4521); what M1 and M2 take is a guess. On an H200 passes of 90 and
+# of 20 kernels took 1.32 and 0.28 ms; other NVIDIA cards are taken to need as long.
+LAUNCH_M3 = 2.75e-6
+LAUNCH_M1 = 3.75e-6
+LAUNCH_CUDA = 14.5e-6
 
 
 @dataclass(frozen=True)
@@ -45,30 +54,34 @@ class Chip:
     """A chip as its maker describes it, and what launching a kernel on it costs."""
 
     name: str
-    bandwidth: float  # GB/s
+    bandwidth: float  # GB/s, of the fastest version
     memory: int  # GB, the most that it is sold with
-    launch: float  # microseconds, see docs/gpu.md
+    launch: float  # seconds that launching a kernel takes
     curve: Curve  # cost of a pass by its tokens, in passes over one
 
 
 def cuda(length: int) -> float:
-    """What the shipped target took on an H200, over 1 to 17 tokens."""
+    """What the shipped target took on an H200: 1.31 over 2 tokens, 1.385 over 17, the most."""
     return 1.3 + 0.005 * length if length > 1 else 1
 
 
+# M1 and M2 pad products of few rows to tiles of 64, or split the sum: users saw two rows take 2.0
+# times as long as one (mlx#4265). M3 and later read the weights once for every 5 rows (mlx#3888):
+# both curves' heights are guesses. M1's bandwidth follows from its memory, LPDDR4X-4266 of 128
+# bits; makers publish the others.
 CHIPS = [
-    Chip("M1", 68, 16, 3.75, mac_of_two_kernels),
-    Chip("M1 Max", 400, 64, 3.75, mac_of_two_kernels),
-    Chip("M2", 100, 24, 3.75, mac_of_two_kernels),
-    Chip("M2 Max", 400, 96, 3.75, mac_of_two_kernels),
-    Chip("M3", 100, 24, 2.75, mac_in_steps),
-    Chip("M3 Max", 400, 128, 2.75, mac_in_steps),
-    Chip("M4", 120, 32, 2.75, mac_in_steps),
-    Chip("M4 Pro", 273, 64, 2.75, mac_in_steps),
-    Chip("M4 Max", 546, 128, 2.75, mac_in_steps),
-    Chip("M3 Ultra", 819, 512, 2.75, mac_in_steps),
-    Chip("RTX 4090", 1008, 24, 14.5, cuda),
-    Chip("H200", 4800, 141, 14.5, cuda),
+    Chip("M1", 68, 16, LAUNCH_M1, mac_of_two_kernels),
+    Chip("M1 Max", 400, 64, LAUNCH_M1, mac_of_two_kernels),
+    Chip("M2", 100, 24, LAUNCH_M1, mac_of_two_kernels),
+    Chip("M2 Max", 400, 96, LAUNCH_M1, mac_of_two_kernels),
+    Chip("M3", 100, 24, LAUNCH_M3, mac_in_steps),
+    Chip("M3 Max", 400, 128, LAUNCH_M3, mac_in_steps),
+    Chip("M4", 120, 32, LAUNCH_M3, mac_in_steps),
+    Chip("M4 Pro", 273, 64, LAUNCH_M3, mac_in_steps),
+    Chip("M4 Max", 546, 128, LAUNCH_M3, mac_in_steps),
+    Chip("M3 Ultra", 819, 512, LAUNCH_M3, mac_in_steps),
+    Chip("RTX 4090", 1008, 24, LAUNCH_CUDA, cuda),
+    Chip("H200", 4800, 141, LAUNCH_CUDA, cuda),
 ]
 OF_MEMORY = "cross_attention.kv.weight", "memory_kv.weight"  # used once for a prompt
 FLAN_SMALL = T5Config(512, 64, 1024, 6, 8, 8, vocab_size=32128, gated=True, own_head=True)
@@ -80,20 +93,20 @@ PAIRS = {
     "t5-11b": (T5_11B, SHAPES["t5-small"]),
 }
 
-_1 = {size: SHAPES[f"t5gemma-{size}"] for size in ("s", "b", "l", "xl", "2b", "9b")}
-_2 = {size: SHAPES[f"t5gemma2-{size}"] for size in ("270m", "1b", "4b")}
-GEMMAS: list[tuple[str, ModelConfig, tuple[str, ModelConfig | None]]] = [  # with their drafts
-    ("t5gemma-s-s", _1["s"], ("lookup", None)),
-    ("t5gemma-b-b", _1["b"], ("s-s", _1["s"])),
-    ("t5gemma-l-l", _1["l"], ("s-s", _1["s"])),
-    ("t5gemma-xl-xl", _1["xl"], ("s-s", _1["s"])),
-    ("t5gemma-2b-2b", _1["2b"], ("s-s", _1["s"])),
-    ("t5gemma-9b-2b", replace(_1["2b"], encoder=_1["9b"].encoder), ("s-s", _1["s"])),
-    ("t5gemma-9b-9b", _1["9b"], ("2b-2b", _1["2b"])),
-    ("t5gemma-2-270m-270m", _2["270m"], ("lookup", None)),
-    ("t5gemma-2-1b-1b", _2["1b"], ("270m-270m", _2["270m"])),
-    ("t5gemma-2-4b-4b", _2["4b"], ("270m-270m", _2["270m"])),
-]
+
+def gemmas() -> Iterator[tuple[str, ModelConfig, str, ModelConfig | None]]:
+    """Yield each published T5Gemma and its draft: a smaller one of its generation, or a lookup."""
+    first = {size: SHAPES[f"t5gemma-{size}"] for size in ("s", "b", "l", "xl", "2b", "9b")}
+    yield "t5gemma-s-s", first["s"], "lookup", None
+    for size in ("b", "l", "xl", "2b"):
+        yield f"t5gemma-{size}-{size}", first[size], "s-s", first["s"]
+    unequal = replace(first["2b"], encoder=first["9b"].encoder)
+    yield "t5gemma-9b-2b", unequal, "s-s", first["s"]
+    yield "t5gemma-9b-9b", first["9b"], "2b-2b", first["2b"]
+    second = {size: SHAPES[f"t5gemma2-{size}"] for size in ("270m", "1b", "4b")}
+    yield "t5gemma-2-270m-270m", second["270m"], "lookup", None
+    for size in ("1b", "4b"):
+        yield f"t5gemma-2-{size}-{size}", second[size], "270m-270m", second["270m"]
 
 
 def weights(config: ModelConfig, *, in_a_pass: bool) -> int:
@@ -101,17 +114,19 @@ def weights(config: ModelConfig, *, in_a_pass: bool) -> int:
     shapes = parameter_shapes(config)
     if in_a_pass:
         output = "lm_head.weight" if config.own_head else "shared.weight"
-        shapes = {
-            name: shape for name, shape in shapes.items()
-            if name == output or (name.startswith("decoder.") and not name.endswith(OF_MEMORY))
-        }  # fmt: skip
+        read = {name for name in shapes if name.startswith("decoder.")} | {output}
+        shapes = {name: shapes[name] for name in read if not name.endswith(OF_MEMORY)}
     return sum(math.prod(shape) for shape in shapes.values())
+
+
+def cached_bytes(config: ModelConfig, tokens: int) -> int:
+    """Return the bytes of the keys and values of so many tokens."""
+    return ITEM * 2 * tokens * config.num_key_heads * config.d_kv * config.num_decoder_layers
 
 
 def step_bytes(config: ModelConfig) -> int:
     """Return the bytes that a pass over one token reads: layers, head, keys and values."""
-    cached = 2 * SOURCE * config.num_key_heads * config.d_kv * config.num_decoder_layers
-    return ITEM * (weights(config, in_a_pass=True) + cached)
+    return ITEM * weights(config, in_a_pass=True) + cached_bytes(config, SOURCE)
 
 
 @cache
@@ -159,13 +174,13 @@ def kernels(model: LanguageModel) -> int:
 
 def seconds(chip: Chip, config: ModelConfig) -> float:
     """Return what a pass over one token takes."""
-    return step_bytes(config) / (1e9 * chip.bandwidth) + launched(config) * 1e-6 * chip.launch
+    return step_bytes(config) / (1e9 * chip.bandwidth) + launched(config) * chip.launch
 
 
 def sharing_seconds(chip: Chip, target: ModelConfig) -> float:
     """Return what a pass takes of the draft that `distill` makes: narrow, so one product more."""
     draft = target.of_draft(1, target.d_ff, target.d_model // 4)
-    return seconds(chip, draft) + 1e-6 * chip.launch
+    return seconds(chip, draft) + chip.launch
 
 
 def tokens_per_round(rate: float, num_draft: int) -> float:
@@ -181,23 +196,55 @@ def best(chip: Chip, plain: float, step: float, rate: float) -> tuple[float, int
     )
 
 
+def gain(chip: Chip, plain: float, step: float, rate: float) -> str:
+    """Return the cell of a table: the best speed over plain decoding's, and its draft length."""
+    times, length = best(chip, plain, step, rate)
+    return f"{times:.1f} ({length})" if length else "no draft"
+
+
+def fits(chip: Chip, target: ModelConfig, draft: ModelConfig) -> bool:
+    """Say whether a pair's weights leave enough of the chip's memory."""
+    size = ITEM * sum(weights(each, in_a_pass=False) for each in (target, draft))
+    return size <= FITS * 1e9 * chip.memory
+
+
 def rows() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each chip and each target that fits into its memory."""
     for chip in CHIPS:
         for name, (target, draft) in PAIRS.items():
-            size = ITEM * sum(weights(each, in_a_pass=False) for each in (target, draft))
-            if size > FITS * 1e9 * chip.memory:
+            if not fits(chip, target, draft):
                 continue
             plain, small = seconds(chip, target), seconds(chip, draft)
             sharing = sharing_seconds(chip, target)
-            found = (
-                best(chip, plain, step, rate)
-                for step, rate in ((small, 0.75), (small, 0.9), (sharing, 0.75), (0.0, 0.9))
-            )
-            gains = [f"{gain:.1f} ({k})" if k else "no draft" for gain, k in found]
-            yield (
-                chip.name, f"{chip.bandwidth:g}", f"{chip.launch:g}", name, f"{1e3 * plain:.1f}",
-                f"{1 / plain:.0f}", f"{1e3 * small:.2f}", *gains,
-            )  # fmt: skip
+            about_chip = chip.name, f"{chip.bandwidth:g}", f"{1e6 * chip.launch:g}"
+            about_pass = name, f"{1e3 * plain:.1f}", f"{1 / plain:.0f}", f"{1e3 * small:.2f}"
+            drafts = (small, 0.75), (small, 0.9), (sharing, 0.75), (0.0, 0.9)
+            gains = [gain(chip, plain, step, rate) for step, rate in drafts]
+            yield (*about_chip, *about_pass, *gains)
+
+
+def worked(chip: Chip, name: str, rate: float = 0.75) -> Iterator[tuple[str, str]]:
+    """Yield how a row comes about, in labels and values: its pass, then a round of its draft."""
+    target, draft = PAIRS[name]
+    plain, step, launches = seconds(chip, target), seconds(chip, draft), launched(target)
+    cached, read = cached_bytes(target, SOURCE), step_bytes(target)
+    yield f"weights of {name}'s decoder layers and head", f"{(read - cached) / 1e9:.2f} GB"
+    yield f"keys and values of {SOURCE} source tokens", f"{cached / 1e9:.2f} GB"
+    yield f"reading both at {chip.bandwidth:g} GB/s", f"{read / chip.bandwidth / 1e6:.2f} ms"
+    yield (
+        f"{launches} kernels of {1e6 * chip.launch:g} µs",
+        f"{1e3 * launches * chip.launch:.2f} ms",
+    )
+    yield "so a pass over one token", f"{1e3 * plain:.2f} ms"
+    yield "plain decoding", f"{1 / plain:.0f} tokens/s"
+
+    _, length = best(chip, plain, step, rate)
+    emitted, verify = tokens_per_round(rate, length), chip.curve(length + 1)
+    spent = length * step + verify * plain
+    yield f"a round that drafts {length}, accepted at {rate:g}", f"{emitted:.2f} tokens"
+    yield f"drafting: {length} times {1e3 * step:.2f} ms", f"{1e3 * length * step:.2f} ms"
+    yield f"verifying: {verify:.2f} times a pass over one", f"{1e3 * verify * plain:.2f} ms"
+    yield "over plain decoding", f"{emitted * plain / spent:.1f} times"
 
 
 def memory(config: ModelConfig) -> int:
@@ -205,33 +252,27 @@ def memory(config: ModelConfig) -> int:
 
     All are in 16 bits, except matrices that are quantized.
     """
-    cached = 2 * config.num_decoder_layers * config.num_key_heads * config.d_kv * (512 + 256)
-    return num_bytes(new_layout(config, mx.bfloat16)) + cached * ITEM
+    return num_bytes(new_layout(config, mx.bfloat16)) + cached_bytes(config, 512 + 256)
 
 
 def gemma_rows() -> Iterator[tuple[str, ...]]:
     """Yield a row for each published T5Gemma, and its draft: a smaller one of its generation."""
-    for name, target, (draft_name, draft) in GEMMAS:
+    chips = [chip for chip in CHIPS if chip.name in TWO]
+    for name, target, draft_name, draft in gemmas():
         row = [name, f"{weights(target, in_a_pass=False) / 1e6:,.0f} M"]
-        row += [
-            f"{memory(config) / 1e9:.1f} GB"
-            for config in (target, quantized(target, Quantization(4)))
-        ]
+        for config in (target, quantized(target, Quantization(4))):
+            row.append(f"{memory(config) / 1e9:.1f} GB")
         row.append(draft_name)
-        for chip in CHIPS:
-            if chip.name not in TWO:
-                continue
+        for chip in chips:
             plain, step = seconds(chip, target), seconds(chip, draft) if draft else 0.0
             sharing = sharing_seconds(chip, target)
-            found = [best(chip, plain, step, rate) for rate in (0.75, 0.9)]
-            found.append(best(chip, plain, sharing, 0.75))
-            gains = [f"{gain:.1f} ({k})" if k else "no draft" for gain, k in found]
-            row += [f"{1 / plain:.0f}", *gains]
+            drafts = (step, 0.75), (step, 0.9), (sharing, 0.75)
+            row += [f"{1 / plain:.0f}", *(gain(chip, plain, cost, rate) for cost, rate in drafts)]
         yield tuple(row)
 
 
-def main() -> None:
-    """Print both tables."""
+def print_tables() -> None:
+    """Print both tables in Markdown."""
     print(
         "| chip | GB/s | µs a launch | target | ms a pass | plain, tokens/s | small draft: ms "
         "a step | accepted 0.75 | accepted 0.9 | sharing draft, 0.75 | lookup, 0.9 |"
@@ -240,14 +281,26 @@ def main() -> None:
     for row in rows():
         print(f"| {' | '.join(row)} |")
 
-    chips = " | ".join(
-        f"{chip}: plain | 0.75 | 0.9 | sharing, 0.75" for chip in ("M2 Max", "M4 Max")
-    )
+    chips = " | ".join(f"{chip}: plain | 0.75 | 0.9 | sharing, 0.75" for chip in TWO)
     print(f"\n| model | parameters | bfloat16 | 4 bits | draft | {chips} |")
     print("|---" * 13 + "|")
     for row in gemma_rows():
         print(f"| {' | '.join(row)} |")
 
 
+def main(
+    chip: Annotated[str, typer.Option(help="Work out a row of this chip.")] = "",
+    target: Annotated[str, typer.Option(help="Its target.")] = "t5-large",
+) -> None:
+    """Print both tables, or how a row of the first comes about."""
+    if not chip:
+        return print_tables()
+    chips = {each.name: each for each in CHIPS}
+    if chip not in chips or target not in PAIRS:
+        sys.exit(f"error: choose --chip from {', '.join(chips)}, --target from {', '.join(PAIRS)}")
+    for label, value in worked(chips[chip], target):
+        print(f"{label:<50} {value:>12}")
+
+
 if __name__ == "__main__":
-    main()
+    typer.run(main)

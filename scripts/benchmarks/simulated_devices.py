@@ -1,6 +1,6 @@
 """Let num_draft "auto" choose on devices that are not at hand: a cost model in place of the clock.
 
-    python scripts/benchmarks/simulated_devices.py            # the table of docs/gpu.md
+    python scripts/benchmarks/simulated_devices.py            # a table of docs/gpu-predictions.md
     python scripts/benchmarks/simulated_devices.py --seeds 20 --rounds 2000
 
 Costs are in passes of the target over one token. Efficiency is the speed reached, by that of the

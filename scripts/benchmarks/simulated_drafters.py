@@ -4,8 +4,10 @@
 
 What is accepted is counted on the pair's own greedy outputs for held-out prompts, for drafts of a
 token or a block in a pass, lookups, and both in turn. Costs are in passes of the target over one
-token, see `simulated_devices`: one for the target's pass, one for each pass of the draft. The speed
-is that of the best fixed length, over plain decoding. Needs the data that weights/README.md names.
+token, see `simulated_devices`: one for the target's pass, one for each pass of the draft. Where a
+draft's pass costs 0.4, a round with four of them costs 1 + 4 * 0.4 = 2.6; if it gives 4.16 tokens,
+it is 1.60 times as fast as plain decoding. The speed is that of the best fixed length.
+Needs the data that weights/README.md names.
 """
 
 import math
