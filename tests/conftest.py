@@ -20,7 +20,8 @@ os.environ["SPECULATIVE_T5_DEVICE"] = (
 from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.loading import load
-from speculative_t5.decoding.logits import NOTHING, nothing_allowed
+from speculative_t5.decoding.history import NOTHING
+from speculative_t5.decoding.logits import nothing_allowed
 from speculative_t5.decoding.sampling import Groups, Sampler
 from speculative_t5.kernels import accelerate
 from speculative_t5.models import SharingConfig, SharingDraft, additive, copy_layers

@@ -14,15 +14,23 @@ from itertools import cycle, islice, product
 from typing import Any
 from unittest.mock import patch
 
-from speculative_t5.decoding import drafters as drafting
+from speculative_t5.decoding import (
+    CombinedDrafter,
+    Draft,
+    Drafter,
+    LookupDrafter,
+    ModelDrafter,
+    model_drafter,
+    verify,
+)
 from speculative_t5.decoding import loop as engine
-from speculative_t5.decoding import verify
 from speculative_t5.decoding.draft_length import FixedSchedule, Schedule
-from speculative_t5.decoding.logits import NOTHING
+from speculative_t5.decoding.history import NOTHING
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, StopChecker, cut
 from speculative_t5.decoding.outcomes import Outcome
+from speculative_t5.decoding.rules import Acceptance, Verdict, residual
 from speculative_t5.decoding.sampling import Sampler
-from speculative_t5.decoding.verify import Acceptance, Verdict, Verifier, residual
+from speculative_t5.decoding.verify import Verifier
 from speculative_t5.models import SharingDraft
 
 import mlx.core as mx
@@ -70,7 +78,7 @@ class Judged:
     num_accepted: list[int]
     next_token: list[int]
     acceptance: Acceptance
-    draft: drafting.Draft
+    draft: Draft
     p: mx.array
 
 
@@ -125,9 +133,7 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
             tokens.append(drafted[place] if place < len(drafted) else 0)
         return mx.array(tokens, dtype=mx.int32)
 
-    def verdict(
-        acceptance: Acceptance, draft: drafting.Draft, p: mx.array, keys: mx.array
-    ) -> Verdict:
+    def verdict(acceptance: Acceptance, draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
         rows, rounds, _ = zip(*read(keys), strict=True)
         said = [
             turns[row][min(r, len(turns[row]) - 1)] for row, r in zip(rows, rounds, strict=True)
@@ -138,7 +144,7 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
         return Verdict(mx.array(accepted, dtype=mx.int32), mx.array(following, dtype=mx.int32))
 
     with (
-        patch.object(drafting, "sample", sample),
+        patch.object(model_drafter, "sample", sample),
         patch.object(verify, "decide", verdict),
         patch.object(engine, "round_keys", round_keys),
     ):
@@ -170,7 +176,7 @@ def drafts(
     for first in product(range(SIZE), repeat=by_model):
         more: list[int] = []
         if name != "model" and EOS not in first and by_model < budget:
-            lookup = drafting.LookupDrafter(target.info)
+            lookup = LookupDrafter(target.info)
             lookup.start([prompt])
             before = prompt if target.info.is_decoder_only else [0]
             (more,) = lookup.find([[*before, *done]], num_draft, [first])
@@ -295,9 +301,9 @@ def gap(
     strings. If `whole`, the draft's distributions are compared with those of whole passes, too.
     """
     target, draft = unrelated_pair(kind, vocab_size=SIZE)
-    by_model, lookup = drafting.ModelDrafter(draft, SIZE), drafting.LookupDrafter(target.info)
-    both = drafting.CombinedDrafter(by_model, lookup, FixedSchedule(num_draft).split)
-    drafters: dict[str, drafting.Drafter] = {"model": by_model, "lookup": lookup, "both": both}
+    by_model, lookup = ModelDrafter(draft, SIZE), LookupDrafter(target.info)
+    both = CombinedDrafter(by_model, lookup, FixedSchedule(num_draft).split)
+    drafters: dict[str, Drafter] = {"model": by_model, "lookup": lookup, "both": both}
     sharing = draft if isinstance(draft, SharingDraft) and drafter != "lookup" else None
     verifier = Verifier(rule=rule)
     plan = Plan(drafters[drafter], FixedSchedule(num_draft), verifier, sharing=sharing)

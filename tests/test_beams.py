@@ -7,7 +7,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import BeamOptions, LogitsTransform, counters
-from speculative_t5.decoding.logits import NOTHING
+from speculative_t5.decoding.history import NOTHING
 from speculative_t5.decoding.sampling import Sampler
 
 import mlx.core as mx

@@ -12,9 +12,11 @@ from typing import Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.decoding import loop
+from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.draft_length import FixedSchedule, Schedule
-from speculative_t5.decoding.drafters import Draft, EmptyDrafter, ModelDrafter
+from speculative_t5.decoding.drafters import EmptyDrafter
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, decode, in_order_of_length
+from speculative_t5.decoding.model_drafter import ModelDrafter
 from speculative_t5.decoding.outcomes import Outcome
 from speculative_t5.decoding.results import Stats
 from speculative_t5.decoding.sampling import Groups, Sampler

@@ -245,7 +245,7 @@ def test_an_inexact_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_the_target(draft: Any, probs: mx.array, ratios: mx.array, count: mx.array) -> mx.array:
         return mx.take_along_axis(probs, count[:, None, None], axis=1)[:, 0]
 
-    monkeypatch.setattr("speculative_t5.decoding.verify.residual", of_the_target)
+    monkeypatch.setattr("speculative_t5.decoding.rules.residual", of_the_target)
     found = outputs.sampling(SHIPPED)
     assert found.status == "failed" and "not distributed as the target's own" in found.reason
     values = found.details["p_values"]

@@ -10,17 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from speculative_t5.decoding.drafters import Draft
-from speculative_t5.decoding.sampling import Groups, Sampler, one_hot
-from speculative_t5.decoding.verify import (
+from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.rules import (
     Acceptance,
-    Verifier,
     block_acceptance,
     decide,
-    num_agreed,
     residual,
     token_acceptance,
 )
+from speculative_t5.decoding.sampling import Groups, Sampler, one_hot
+from speculative_t5.decoding.verify import Verifier, num_agreed
 
 import mlx.core as mx
 import numpy as np

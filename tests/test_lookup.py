@@ -7,9 +7,11 @@ from typing import Any
 from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder
+from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.draft_length import FixedSchedule
-from speculative_t5.decoding.drafters import CombinedDrafter, Draft, LookupDrafter, ModelDrafter
+from speculative_t5.decoding.drafters import CombinedDrafter, LookupDrafter
 from speculative_t5.decoding.lookup import MAX_NGRAM, Lookup
+from speculative_t5.decoding.model_drafter import ModelDrafter
 from speculative_t5.decoding.protocols import ModelInfo
 
 import mlx.core as mx

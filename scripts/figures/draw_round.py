@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.drafters import Draft
+from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.loop import decode
 from speculative_t5.decoding.sampling import Groups, Keys
 from speculative_t5.decoding.verify import Verifier

@@ -1,13 +1,14 @@
 """The decoding loop and its rules: drafting, verifying, sampling, draft lengths, statistics.
 
 `loop.decode` repeats the rounds of a `Batch`: a drafter proposes tokens, the target checks them in
-one pass, and a rule (`verify`) decides which of them stand, so that outputs are distributed as the
+one pass, and a rule (`rules`) decides which of them stand, so that outputs are distributed as the
 target's own. The code handles arrays and ids, never models' insides or text: models take part
 through the protocols in `protocols`, drafters through `Drafter`. `beams` has beam search, which
 drafts nothing. Imports `errors`, `files`, `device` and `cpu.libraries` only.
 """
 
 from .beams import BeamOptions, BeamResult, EarlyStopping, Hypothesis, beam_search
+from .draft import Draft
 from .draft_length import (
     SHARES,
     AdaptiveSchedule,
@@ -17,9 +18,10 @@ from .draft_length import (
     cache_folder,
     stored,
 )
-from .drafters import CombinedDrafter, Draft, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
+from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter
 from .faults import RowError
-from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform, TokenHistory
+from .history import TokenHistory
+from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform
 from .lookup import MAX_NGRAM
 from .loop import (
     PREFETCH_TOKENS,
@@ -32,6 +34,7 @@ from .loop import (
     decode,
     in_order_of_length,
 )
+from .model_drafter import ModelDrafter
 from .outcomes import Outcome
 from .protocols import Constraints, LanguageModel, ModelInfo, Session, Vocabulary, fingerprint
 from .results import (
@@ -46,6 +49,7 @@ from .results import (
     read,
     total,
 )
+from .rules import Acceptance, Rule, block_acceptance, token_acceptance
 from .sampling import Groups, Sampler, argmax, best
 from .scoring import log_probabilities, pair_probabilities
-from .verify import Acceptance, Rule, Verifier, block_acceptance, token_acceptance
+from .verify import Verifier

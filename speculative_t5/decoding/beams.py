@@ -19,7 +19,7 @@ import numpy as np
 from .. import device
 from ..options import OptionError, option_error
 from .faults import RowError, not_a_number
-from .logits import TokenHistory
+from .history import TokenHistory
 from .loop import Request, first_context, stop_reasons, token_budget
 from .protocols import LanguageModel, Session
 from .results import Broadcast, FinishReason, Stats, identity, read

@@ -7,7 +7,7 @@ target's own. The tokens so far include the drafted ones before each position.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..options import OptionError, check_integer, check_number, option_error
+from .history import NOTHING, TokenHistory
 from .results import read
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
@@ -22,42 +23,6 @@ MAX_BIAS = 1e9  # float32 can hold what it makes of logits
 NOTHING_LEFT = (
     "the options forbid every token that could come next: leave out some that forbid tokens"
 )
-NOTHING = -1  # instead of a token, where a row has fewer than others
-
-
-@dataclass(frozen=True)
-class TokenHistory:
-    """The tokens that logits follow, row by row.
-
-    Of logits (B, L, V) position i follows the contexts and the first N - (L - 1 - i) of the drafted
-    tokens.
-    """
-
-    contexts: Sequence[Sequence[int]]  # a decoder-only model's prompt or a start token, the output
-    starts: Sequence[int]  # how many of these tokens come before the output
-    drafted: mx.array  # (B, N) int32, tokens that are assumed to follow
-
-    @cached_property
-    def tokens(self) -> mx.array:
-        """Contexts and drafted tokens, (B, T + N) int32, `NOTHING` before short rows."""
-        longest = max(map(len, self.contexts))
-        rows = [[*[NOTHING] * (longest - len(c)), *c] for c in self.contexts]
-        return mx.concatenate([mx.array(rows, dtype=mx.int32), self.drafted], axis=1)
-
-    def of_rows(self, rows: Sequence[int]) -> TokenHistory:
-        """Return the history of some rows."""
-        return TokenHistory(
-            [self.contexts[row] for row in rows],
-            [self.starts[row] for row in rows],
-            self.drafted[mx.array([*rows])],
-        )
-
-    def positions(self, length: int) -> mx.array:
-        """Return how many tokens of the output each of L positions follows, (B, L) int32."""
-        emitted = [len(c) - n for c, n in zip(self.contexts, self.starts, strict=True)]
-        last = self.drafted.shape[1]
-        after = mx.arange(last - length + 1, last + 1, dtype=mx.int32)
-        return mx.array(emitted, dtype=mx.int32)[:, None] + after
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from .. import device
 from .draft_length import Schedule
 from .drafters import Drafter
 from .faults import RowError, why
-from .logits import TokenHistory
+from .history import TokenHistory
 from .outcomes import Outcome
 from .protocols import Encoded, LanguageModel, Session, SharingModel
 from .results import FinishReason, Round, Tally, counters, read

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..options import check_number, option_error
 from .faults import marked
-from .logits import LogitsTransform, TokenHistory
+from .history import TokenHistory
+from .logits import LogitsTransform
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
 # Above it, a temperature is infinite in float32: all tokens that remain are equally probable.
@@ -165,6 +166,13 @@ def largest(logits: mx.array, count: int) -> mx.array:
     chosen = mx.argpartition(mx.max(blocks, axis=-1), first, axis=-1)[..., first:]
     values = mx.take_along_axis(blocks, chosen[..., None], axis=-2)
     return mx.topk(values.reshape(*outer, count * BLOCK), count, axis=-1)
+
+
+def padded(values: mx.array, vocab_size: int, value: float = 0.0) -> mx.array:
+    """Pad the values (..., V) of the first ids to `vocab_size`."""
+    missing = vocab_size - values.shape[-1]
+    widths = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
+    return mx.pad(values, widths, constant_values=value) if missing else values
 
 
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:

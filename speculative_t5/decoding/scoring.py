@@ -9,12 +9,11 @@ from typing import Any, cast
 import mlx.core as mx
 
 from .. import device
-from .drafters import padded
 from .faults import check_numbers
-from .logits import TokenHistory
+from .history import TokenHistory
 from .loop import first_context, token_budget
 from .protocols import LanguageModel
-from .sampling import Sampler
+from .sampling import Sampler, padded
 
 PASS = 32  # tokens per pass: bounds the memory for logits, and all passes have one shape
 
