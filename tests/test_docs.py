@@ -34,11 +34,11 @@ from families import write_adapter
 from local_hub import Hub, use
 from test_build import MODELS
 
-PAGES = [
-    REPOSITORY / "README.md", REPOSITORY / "weights" / "README.md",
-    *(REPOSITORY / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((REPOSITORY / "docs").glob("*.md")),
-]  # fmt: skip
+OTHERS = "README.md", "weights/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"
+DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
+PAGES = [*(REPOSITORY / name for name in OTHERS), *DOCS]
+CONTENTS = REPOSITORY / "docs" / "README.md"  # a line about each page of docs
+README_WORDS, PAGE_WORDS = 750, 1500
 CHECKOUT = {"CONTRIBUTING.md", "extending.md"}  # pages for those who change the package
 CONTINUES_FIRST = "# continues the first example of this page"
 CONTINUES_ABOVE = "# continues the example above"
@@ -58,7 +58,6 @@ CHECKED = {  # why they are not run
     "python weights/training/": "train for minutes to hours",
     "python -m speculative_t5 --model google-t5/t5-small": "needs a checkpoint that has tasks",
     "python -m speculative_t5 --model google/madlad400": "needs one that translates",
-    "python -m speculative_t5 document texts --model madlad": "the same",
     "python -m speculative_t5 document reports --model madlad": "the same",
     "python convert.py --model google/madlad400": "the same",
     "python -m speculative_t5 document series --model madlad": "the same",
@@ -75,6 +74,19 @@ CHECKED = {  # why they are not run
     "python -m speculative_t5 serve": "runs until it is stopped; curl asks one",
     "python -m pytest": "those tests are run with these",
 }
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names under which links find a page's headings."""
+    prose = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def prose_words(page: Path) -> int:
+    """Count the words of a page outside its tables and blocks of code."""
+    lines = BLOCK.sub("", page.read_text(encoding="utf-8")).splitlines()
+    return sum(len(line.split()) for line in lines if not line.startswith("|"))
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -123,9 +135,23 @@ def test_pages_have_narrow_lines_named_blocks_and_links_that_lead_somewhere(page
     assert set(kinds) <= {"python", "sh", "text"}
     assert text.count("```") == 2 * len(kinds)
     assert not [line for line in text.splitlines() if len(line) > 120 and line[0] != "|"]
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+            led_to = page.parent / target if target else page
+            assert led_to.exists(), target
+            assert not anchor or anchor in anchors(led_to), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_pages_of_docs_are_short_and_listed(page: Path) -> None:
+    """What is longer is divided: tables and blocks of code are not counted."""
+    assert prose_words(page) <= PAGE_WORDS
+    if page != CONTENTS:
+        assert f"({page.name})" in CONTENTS.read_text(encoding="utf-8")
+
+
+def test_readme_is_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").split()) <= README_WORDS
 
 
 def test_changelog_and_citation_have_the_version_of_the_package() -> None:

@@ -4,7 +4,7 @@
 
 The data has lines of an English sentence, a tab and its German translation. Right pairs, alone and
 two to six together, show false alarms. The same are then made wrong on purpose, in one way at a
-time. The figures stand in docs/documents.md.
+time. The figures stand in docs/translating.md.
 """
 
 import lzma
