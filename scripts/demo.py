@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.cli.bench import PROMPTS
+from speculative_t5.cli.examples import SENTENCES_TO_CORRECT
 from speculative_t5.cli.terminal import give_tips
 
 import typer
@@ -17,9 +17,9 @@ def main(
     decoder = SpeculativeDecoder.from_pretrained("correct-base", draft, num_draft=num_draft)
     runs: dict[bool, list[Generation]] = {False: [], True: []}
     for speculative in runs:  # warm up
-        decoder.generate(PROMPTS[0], speculative=speculative)
+        decoder.generate(SENTENCES_TO_CORRECT[0], speculative=speculative)
     for repeat in range(repeats):
-        for sentence in PROMPTS:
+        for sentence in SENTENCES_TO_CORRECT:
             for speculative, done in runs.items():
                 done.append(decoder.generate(sentence, speculative=speculative))
             if repeat == 0:

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench
+from speculative_t5.cli.examples import SENTENCES_TO_CORRECT
 from speculative_t5.decoding import (
     ModelDrafter,
     Outcome,
@@ -17,17 +19,25 @@ from speculative_t5.decoding import (
     decode,
 )
 from speculative_t5.generation import GenerationOptions
-from speculative_t5.measure import PLAIN, Report, Run, Variant, measure, variants_of
-from speculative_t5.measure.comparison import make_report, record
-from speculative_t5.measure.synthetic import (
+from speculative_t5.measure import (
+    PLAIN_DECODING,
     SHAPES,
+    Comparison,
     ReplayDrafter,
-    check_shapes,
+    Run,
+    Variant,
+    VariantReport,
+    check_pair_of_shapes,
+    config_of_shape,
     random_model,
     random_prompts,
-    synthetic_plan,
+    replaying_plan,
+    report_on,
+    variants_of,
 )
-from speculative_t5.models import T5, EncoderDecoder, T5Config, new_model
+from speculative_t5.measure.comparison import record
+from speculative_t5.measure.reports import make_report
+from speculative_t5.models import T5, EncoderDecoder, T5Config, T5GemmaConfig, new_model
 
 import mlx.core as mx
 import pytest
@@ -64,7 +74,7 @@ def test_rounds_are_recorded(target: T5, drafter: str | None) -> None:
 def test_outputs_of_one_round_leave_nothing_to_measure(target: T5) -> None:
     variants = variants_of({"lookup": SpeculativeDecoder(target, "lookup")}, 1)
     with refused("every output ends with its first token"):
-        measure(variants, PROMPTS, 1)
+        report_on(variants, PROMPTS, 1)
 
 
 def made_up(emitted: list[int], seconds: float, drafted: int = 0) -> Run:
@@ -78,12 +88,13 @@ def made_up(emitted: list[int], seconds: float, drafted: int = 0) -> Run:
 def test_figures_by_hand() -> None:
     alone = [made_up([1] * 6, 2.0), made_up([1] * 4, 2.0)]
     turns = [
-        {PLAIN: alone, "K = 3": [made_up(a, 3.0, 3), made_up(b, 3.0, 3)]}
+        {PLAIN_DECODING: alone, "K = 3": [made_up(a, 3.0, 3), made_up(b, 3.0, 3)]}
         for a, b in (([3, 3], [4]), ([3, 3], [2, 2]), ([1, 2, 3], [2, 2]))
     ]
-    report = make_report(PLAIN, turns, alone)
+    comparison = Comparison(turns)
+    report = make_report(PLAIN_DECODING, comparison, alone)
     assert report.forwards == report.speedup == report.waits == 1
-    report = make_report("K = 3", turns, turns[0]["K = 3"])
+    report = make_report("K = 3", comparison, turns[0]["K = 3"])
     assert report.forwards == 10 / 4  # the median of 10 / 3, 10 / 4 and 10 / 5
     assert (report.tokens_per_round, report.waits, report.same) == (10 / 5, 1, 2)
     # After first rounds, 3 tokens in 1 round, 5 in 2 and 7 in 3.
@@ -95,7 +106,7 @@ def test_figures_by_hand() -> None:
 def test_the_command_measures_the_shipped_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    (tmp_path / "prompts.txt").write_text(f"{bench_command.PROMPTS[0]}\n\n")
+    (tmp_path / "prompts.txt").write_text(f"{SENTENCES_TO_CORRECT[0]}\n\n")
     models = [str(REPOSITORY / "weights" / name) for name in ("correct-base", "correct-small")]
     options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 32, "as_json": True}
     options |= {"dtype": "float32", "steady": True, "prompts": tmp_path / "prompts.txt"}
@@ -113,7 +124,7 @@ def test_the_command_measures_the_shipped_pair(
         "regular", "K = 3", "steady K = 3", "auto", "lookup"
     ]  # fmt: skip
     assert None in widths and len(widths) == 2, "steady passes have one width"
-    assert result["rows"][0].keys() == Report.__dataclass_fields__.keys()
+    assert result["rows"][0].keys() == VariantReport.__dataclass_fields__.keys()
     assert all(row["same"] == row["outputs"] == 1 for row in result["rows"])
     # A lookup behind a model's tokens, which "auto" may try, waits for them.
     assert all(row["waits"] == 1 or row["name"] == "auto" for row in result["rows"])
@@ -147,7 +158,7 @@ def test_replayed_drafts_are_right_as_often_as_asked(acceptance: float, count: i
     alone = SpeculativeDecoder(target)
     outputs = {tuple(p): alone.generate(p, max_tokens=60).tokens for p in prompts}
     decoder = SpeculativeDecoder(target, tiny_model(vocab_size=20, seed=3), num_draft=1)
-    plan = synthetic_plan(decoder, outputs, acceptance)
+    plan = replaying_plan(decoder, outputs, acceptance)
     requests = decoder.requests(enumerate(prompts), GenerationOptions(max_tokens=60))
     ended = [each for each in decode(target, requests, plan, batch_size=1) if each.finish_reason]
     done = sorted(ended, key=lambda each: each.index)
@@ -182,7 +193,7 @@ def test_replayed_drafts_follow_the_context() -> None:
 
 def test_shapes_are_the_published_ones() -> None:
     """Count parameters, in millions, of models that are never evaluated."""
-    models = {shape: new_model(config) for shape, config in SHAPES.items()}
+    models = {shape: new_model(config_of_shape(shape)) for shape in SHAPES}
     millions = {
         shape: round(sum(w.size for _, w in tree_flatten(model.parameters())) / 1e6, 1)
         for shape, model in models.items()
@@ -199,12 +210,14 @@ def test_shapes_are_the_published_ones() -> None:
 def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put small shapes under the names of published ones, and measure briefly."""
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-    monkeypatch.setitem(SHAPES, "t5-base", T5Config(24, 8, 48, 3, 3, 3, vocab_size=60))
-    monkeypatch.setitem(SHAPES, "t5-small", T5Config(16, 8, 32, 2, 2, 2, vocab_size=60))
-    gemma = SHAPES["t5gemma2-270m"]
+    base = T5Config(24, 8, 48, 3, 3, 3, vocab_size=60)
+    small = T5Config(16, 8, 32, 2, 2, 2, vocab_size=60)
+    gemma = config_of_shape("t5gemma2-270m")
+    assert isinstance(gemma, T5GemmaConfig)
     stack = replace(gemma.decoder, **heads, hidden_size=32, intermediate_size=48)
     gemma = replace(gemma, encoder=stack, decoder=stack, vocab_size=60, eos_token_ids=(59,))
-    monkeypatch.setitem(SHAPES, "t5gemma2-270m", gemma)
+    for name, config in (("t5-base", base), ("t5-small", small), ("t5gemma2-270m", gemma)):
+        monkeypatch.setitem(SHAPES, name, partial(replace, config))
 
 
 @pytest.mark.parametrize(
@@ -235,11 +248,11 @@ def test_shapes_that_make_no_pair_are_refused() -> None:
         (("t5-base", "gpt2"), "there is no shape 'gpt2': choose from t5-efficient-tiny, t5-small"),
     ):
         with refused(found):
-            check_shapes(*pair)
-    check_shapes("t5-3b", "t5-small")
+            check_pair_of_shapes(*pair)
+    check_pair_of_shapes("t5-3b", "t5-small")
 
 
-def test_a_synthetic_pair_is_measured(
+def test_a_random_pair_is_measured(
     small_shapes: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     widths, start = set(), T5.start

@@ -9,7 +9,7 @@ from speculative_t5 import SpeculativeDecoder, measure
 from speculative_t5.distill import LOSSES, Agreement, Judgement, Speed, Task, judge, training
 from speculative_t5.distill import judgement as judging
 from speculative_t5.distill.judgement import MOST, speed_of
-from speculative_t5.measure import Run
+from speculative_t5.measure import Comparison, Run, comparison
 from speculative_t5.models.t5 import T5, Head
 
 import mlx.core as mx
@@ -155,7 +155,7 @@ def test_a_speed_is_a_median_of_ratios_within_turns() -> None:
         {"plain": slower(plain, by), "3": slower(drafted, of_drafts)}
         for by, of_drafts in ((1, 1), (2, 2), (4, 1))
     ]
-    found = speed_of(turns, 3)
+    found = speed_of(Comparison(turns), 3)
     assert (found.num_draft, found.tokens_per_second) == (3, 4.0)
     assert found.speedup == pytest.approx(4 / 1.5)
     assert found.tokens_per_pass == 6 / 3 and found.same == 2
@@ -171,6 +171,7 @@ def test_prompts_are_as_many_as_there_is_time_for(
         return {variant.name: runs for variant in variants}
 
     monkeypatch.setattr(measure, "sweep", sweep)
+    monkeypatch.setattr(comparison, "sweep", sweep)
     task, passes = Task(target, None, "big"), 31
     found = judge(
         task, tiny_draft(target), "small", JUDGED, KNOWN,

@@ -25,7 +25,7 @@ from speculative_t5.doctor import (
     tiny,
 )
 from speculative_t5.generation import steady
-from speculative_t5.measure import synthetic
+from speculative_t5.measure import SHAPES, passes
 from speculative_t5.models import T5Config
 from speculative_t5.models.cache import SMALLEST, KVCache
 from speculative_t5.models.t5 import T5
@@ -56,12 +56,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     less = {"NUM_SENTENCES": 2, "NUM_TIES": 2, "NUM_THREADED": 8, "COUNT": 1000}
     for module, changes in (
         (outputs, less), (arithmetic, {"WIDTHS": range(5, 7)}),
-        (speed, {"EVERY": 50, "BUDGET": 0.0, "WINDOW": 0.0, "DECODING": 0.0}),
+        (speed, {"SENTENCE_STEP": 50, "SECONDS_OF_TURNS": 0.0}),
+        (passes, {"SECONDS_AT_A_TIME": 0.0, "SECONDS_IN_ALL": 0.0}),
     ):  # fmt: skip
         for name, value in changes.items():
             monkeypatch.setattr(module, name, value)
     shape = T5Config(64, 16, 64, 2, 1, 1, vocab_size=160)
-    monkeypatch.setitem(synthetic.SHAPES, "tiny", shape)
+    monkeypatch.setitem(SHAPES, "tiny", lambda: shape)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ from speculative_t5.checkpoints import dtype_name
 from speculative_t5.cli import doctor as command
 from speculative_t5.decoding import Outcome
 from speculative_t5.doctor import Check, Finding, Subject, speed
-from speculative_t5.measure import Run, synthetic
+from speculative_t5.measure import Run, passes
 from speculative_t5.measure.comparison import record
 from speculative_t5.models import T5, T5Config
 
@@ -23,11 +23,12 @@ from markdown_it import MarkdownIt
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure little."""
-    less = {"EVERY": 50, "BUDGET": 0.0, "WINDOW": 0.0, "DECODING": 0.0}
-    for name, value in less.items():
-        monkeypatch.setattr(speed, name, value)
+    monkeypatch.setattr(speed, "SENTENCE_STEP", 50)
+    monkeypatch.setattr(speed, "SECONDS_OF_TURNS", 0.0)
+    monkeypatch.setattr(passes, "SECONDS_AT_A_TIME", 0.0)
+    monkeypatch.setattr(passes, "SECONDS_IN_ALL", 0.0)
     shape = T5Config(64, 16, 64, 2, 1, 1, vocab_size=160)
-    monkeypatch.setitem(synthetic.SHAPES, "tiny", shape)
+    monkeypatch.setitem(measure.SHAPES, "tiny", lambda: shape)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,9 +43,9 @@ def test_timed_passes_come_after_the_prompt_and_the_output(
         return start(*given, **options)
 
     monkeypatch.setattr(type(model), "start", watched)
-    stepper = speed.Stepper(model, [2, 9, 7, 1])
+    stepper = passes.Stepper(model, [2, 9, 7, 1])
     assert started == [[2, 3, 3, 1]] and stepper._fill(2).tolist() == [[3, 3]], "ids it has"
-    expected = [speed.LENGTH + 4 - 1 if kind == "qwen3" else speed.LENGTH]
+    expected = [passes.OUTPUT_LENGTH + 4 - 1 if kind == "qwen3" else passes.OUTPUT_LENGTH]
     assert stepper._session.lengths == expected
     for _ in range(2):
         stepper.draft(4)
@@ -55,8 +56,8 @@ def test_timed_passes_come_after_the_prompt_and_the_output(
 
 def test_acceptance_counts_tokens_that_were_reached() -> None:
     run = Run(outcomes=[Outcome(5, [5], [n], 0.0, 0.0) for n in (5, 1)])
-    assert speed.acceptance([run]) == 6 / 7
-    assert speed.acceptance([]) == 0
+    assert measure.acceptance([run]) == 6 / 7
+    assert measure.acceptance([]) == 0
 
 
 def test_random_pairs_accept_as_often_as_asked_in_any_type(
@@ -71,17 +72,17 @@ def test_random_pairs_accept_as_often_as_asked_in_any_type(
 
     monkeypatch.setattr(T5, "score", rounded)
     for dtype in (mx.float32, mx.bfloat16):
-        target, draft = (synthetic.random_model("tiny", dtype=dtype) for _ in range(2))
+        target, draft = (measure.random_model("tiny", dtype=dtype) for _ in range(2))
         decoder = SpeculativeDecoder(target, draft, num_draft=5, max_source_length=64)
-        prompts = synthetic.random_prompts(target, 64, 3)
+        prompts = measure.random_prompts(target, 64, 3)
         outputs = {
             tuple(prompt): decoder.generate(prompt, max_tokens=200, speculative=False).tokens
             for prompt in prompts
         }
         (_, drafted) = measure.variants_of({"drafted": decoder}, 200)
-        variant = replace(drafted, plan=synthetic.synthetic_plan(decoder, outputs, rate))
+        variant = replace(drafted, plan=measure.replaying_plan(decoder, outputs, rate))
         runs = [record(variant, prompt) for prompt in prompts]
-        assert speed.acceptance(runs) == pytest.approx(rate, abs=0.06)
+        assert measure.acceptance(runs) == pytest.approx(rate, abs=0.06)
 
 
 def tables(block: str) -> dict[str, list[list[str]]]:

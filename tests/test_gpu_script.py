@@ -14,8 +14,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from speculative_t5.cli.terminal import ArgumentError
-from speculative_t5.measure import Report
-from speculative_t5.measure.synthetic import SHAPES
+from speculative_t5.measure import SHAPES, VariantReport, config_of_shape
 from speculative_t5.models import T5, T5Config
 
 import compare
@@ -123,8 +122,8 @@ def test_a_step_that_fails_or_takes_too_long_costs_only_itself(
 
 
 def a_report(name: str, speed: float) -> dict[str, Any]:
-    values = {f.name: 1 if f.type == "int" else 1.5 for f in fields(Report)}
-    return asdict(Report(**{**values, "name": name, "tokens_per_second": speed}))
+    values = {f.name: 1 if f.type == "int" else 1.5 for f in fields(VariantReport)}
+    return asdict(VariantReport(**{**values, "name": name, "tokens_per_second": speed}))
 
 
 def a_comparison() -> str:
@@ -235,12 +234,12 @@ def test_kernels_are_counted() -> None:
         expected.kernels(T5(T5Config(32 * n, 16, 64, 2, 1, n, vocab_size=160))) for n in (1, 2, 3)
     )
     assert 10 <= two - one == three - two <= 20
-    assert expected.launched(SHAPES["t5-small"]) == 92
+    assert expected.launched(config_of_shape("t5-small")) == 92
 
 
 def test_what_to_expect_follows_from_bandwidth_launches_and_curves() -> None:
     """As the page works it out for t5-large; every chip and target has a row there."""
-    large, layer = SHAPES["t5-large"], 6 * 1024 * 1024 + 2 * 1024 * 4096 + 2 * 256 * 1024
+    large, layer = config_of_shape("t5-large"), 6 * 1024 * 1024 + 2 * 1024 * 4096 + 2 * 256 * 1024
     read = 2 * (24 * layer + 1024 * 32128)
     chips = {chip.name: chip for chip in expected.CHIPS}
     m4, m1 = chips["M4 Max"], chips["M1"]

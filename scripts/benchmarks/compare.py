@@ -135,7 +135,7 @@ def shape(
     names, search, unlike = chosen_for(num_beams, only)
     names = [name for name in names if name not in left_out]
     setting, kind = setting_of(dtype)
-    from speculative_t5.measure.synthetic import SHAPES, random_model
+    from speculative_t5.measure import SHAPES, config_of_shape, random_model
 
     import mlx.core as mx
 
@@ -150,7 +150,7 @@ def shape(
         as_hugging_face(random_model(name, dtype=kind, seed=0), place / "target")
         as_hugging_face(random_model(draft_shape, dtype=kind, seed=1), place / "draft")
         mx.clear_cache()  # or this process would keep the memory of both
-        rng, ids = random.Random(0), range(2, SHAPES[name].vocab_size)
+        rng, ids = random.Random(0), range(2, config_of_shape(name).vocab_size)
         prompts = [[*rng.choices(ids, k=source - 1), 1] for _ in range(count)]
         options = setting | search | {
             "num_draft": num_draft, "acceptance": acceptance, "draft_vocab": draft_vocab

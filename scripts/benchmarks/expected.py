@@ -24,7 +24,7 @@ from unittest.mock import patch
 from speculative_t5.checkpoints.conversion import new_layout, num_bytes, quantized
 from speculative_t5.checkpoints.t5 import parameter_shapes
 from speculative_t5.decoding import LanguageModel
-from speculative_t5.measure.synthetic import SHAPES
+from speculative_t5.measure import config_of_shape
 from speculative_t5.models import ModelConfig, Quantization, T5Config, T5GemmaConfig, new_model
 
 import mlx.core as mx
@@ -88,22 +88,22 @@ FLAN_SMALL = T5Config(512, 64, 1024, 6, 8, 8, vocab_size=32128, gated=True, own_
 FLAN_XL = T5Config(2048, 64, 5120, 32, 24, 24, vocab_size=32128, gated=True, own_head=True)
 T5_11B = T5Config(1024, 128, 65536, 128, 24, 24, vocab_size=32128)
 PAIRS = {
-    "t5-large": (SHAPES["t5-large"], SHAPES["t5-small"]),
+    "t5-large": (config_of_shape("t5-large"), config_of_shape("t5-small")),
     "flan-t5-xl": (FLAN_XL, FLAN_SMALL),
-    "t5-11b": (T5_11B, SHAPES["t5-small"]),
+    "t5-11b": (T5_11B, config_of_shape("t5-small")),
 }
 
 
 def gemmas() -> Iterator[tuple[str, ModelConfig, str, ModelConfig | None]]:
     """Yield each published T5Gemma and its draft: a smaller one of its generation, or a lookup."""
-    first = {size: SHAPES[f"t5gemma-{size}"] for size in ("s", "b", "l", "xl", "2b", "9b")}
+    first = {size: config_of_shape(f"t5gemma-{size}") for size in ("s", "b", "l", "xl", "2b", "9b")}
     yield "t5gemma-s-s", first["s"], "lookup", None
     for size in ("b", "l", "xl", "2b"):
         yield f"t5gemma-{size}-{size}", first[size], "s-s", first["s"]
     unequal = replace(first["2b"], encoder=first["9b"].encoder)
     yield "t5gemma-9b-2b", unequal, "s-s", first["s"]
     yield "t5gemma-9b-9b", first["9b"], "2b-2b", first["2b"]
-    second = {size: SHAPES[f"t5gemma2-{size}"] for size in ("270m", "1b", "4b")}
+    second = {size: config_of_shape(f"t5gemma2-{size}") for size in ("270m", "1b", "4b")}
     yield "t5gemma-2-270m-270m", second["270m"], "lookup", None
     for size in ("1b", "4b"):
         yield f"t5gemma-2-{size}-{size}", second[size], "270m-270m", second["270m"]

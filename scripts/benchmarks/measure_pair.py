@@ -25,7 +25,7 @@ from typing import Annotated, Any
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.checkpoints import convert, find_folder
 from speculative_t5.cli.batch import peak_memory
-from speculative_t5.measure.synthetic import random_model, random_prompts
+from speculative_t5.measure import random_model, random_prompts
 from speculative_t5.models import T5, SharingDraft
 
 import mlx.core as mx

@@ -26,7 +26,7 @@ from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.dequantizing import KEEP
 from speculative_t5.checkpoints.model_folder import write_folder
 from speculative_t5.checkpoints.tensors import NewTensor, as_numpy, parameters_of
-from speculative_t5.measure.synthetic import SHAPES
+from speculative_t5.measure import config_of_shape
 from speculative_t5.models import EncoderDecoder, T5Config, new_model
 
 import mlx.core as mx
@@ -52,7 +52,7 @@ def write(folder: Path, model: EncoderDecoder) -> None:
 
 def made(shape: str, folder: Path) -> Path:
     """Save a random model of a shape."""
-    config = SHAPES[shape]
+    config = config_of_shape(shape)
     assert isinstance(config, T5Config)
     model = new_model(replace(config, own_head=True, scale_decoder_outputs=False))
     key = mx.random.key(0)

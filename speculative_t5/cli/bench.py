@@ -18,20 +18,21 @@ from .._version import __version__
 from ..checkpoints import as_dtype
 from ..errors import count, decoded
 from ..generation import SpeculativeDecoder
-from ..measure import PLAIN, Report, Variant, measure, synthetic, variants_of
+from ..measure import (
+    PLAIN_DECODING,
+    Variant,
+    VariantReport,
+    check_pair_of_shapes,
+    random_model,
+    random_prompts,
+    replaying_plan,
+    report_on,
+    variants_of,
+)
 from ..options import check_options, option
+from .examples import SENTENCES_TO_CORRECT
 from .options import OF_DECODERS, draft_of, model_name, with_options
 from .terminal import columns, give_tips
-
-PROMPTS = [
-    "correct: my sister have never been too paris. She wants to to go their next summer, but its "
-    "very expensive",
-    "correct: We was waiting for the the bus when it start to rain.",
-    "correct: He dont know were his keys are. He thinks he lost them on the trian",
-    "correct: An old man and his dog was walking threw the park. They walks their every day.",
-    "correct: I has lived in this city for ten years, but I still get lost sometmies.",
-    "correct: She asked me if i wanted a apple. I told her that i was'nt hungry",
-]
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def bench(
         if shapes:
             variants = _replaying(variants, sources, wanted)
         bar.set_description("measuring")
-        reports = measure(variants, sources, turns, lambda done: bar.update(done - bar.n))
+        reports = report_on(variants, sources, turns, bar.update)
     result: dict[str, Any] = {
         "machine": {
             "device": str(mx.default_device()),
@@ -125,7 +126,9 @@ def bench(
         "draft_vocab": draft_vocab,
         "turns": turns,
         # In JSON plain decoding has always been called regular.
-        "rows": [asdict(r) | ({"name": "regular"} if r.name == PLAIN else {}) for r in reports],
+        "rows": [
+            asdict(r) | ({"name": "regular"} if r.name == PLAIN_DECODING else {}) for r in reports
+        ],
     }
     if shapes:
         result |= {"acceptance": wanted.acceptance, "source": wanted.source}
@@ -135,7 +138,7 @@ def bench(
 
 def _sources(decoder: SpeculativeDecoder, path: Path | None) -> list[list[int]]:
     """Return the ids of the prompts in a file, or of those that come with this command."""
-    lines = decoded(path.read_bytes(), str(path)).splitlines() if path else PROMPTS
+    lines = decoded(path.read_bytes(), str(path)).splitlines() if path else SENTENCES_TO_CORRECT
     sources = [decoder.fit(line).ids for line in lines if line.strip()]
     if not sources:
         raise ValueError(f"{path} has no prompts: write one per line")
@@ -149,10 +152,10 @@ def _random(
     names = shapes.split(":")
     if len(names) != 2:
         raise ValueError(f"--random must be TARGET:DRAFT, such as t5-base:t5-small, got {shapes!r}")
-    synthetic.check_shapes(*names)
+    check_pair_of_shapes(*names)
     kind = as_dtype(dtype) or device.default_type().dtype
-    target, small = (synthetic.random_model(name, dtype=kind) for name in names)
-    prompts = synthetic.random_prompts(target, source, wanted.count)
+    target, small = (random_model(name, dtype=kind) for name in names)
+    prompts = random_prompts(target, source, wanted.count)
     return SpeculativeDecoder(target, small, max_source_length=max(source, 2)), prompts
 
 
@@ -163,11 +166,11 @@ def _replaying(
     plain, *drafting = variants
     alone = partial(plain.decoder.generate, max_tokens=wanted.max_tokens, speculative=False)
     outputs = {tuple(prompt): alone(prompt).tokens for prompt in prompts}
-    plans = [synthetic.synthetic_plan(v.decoder, outputs, wanted.acceptance) for v in drafting]
+    plans = [replaying_plan(v.decoder, outputs, wanted.acceptance) for v in drafting]
     return [plain, *(replace(v, plan=plan) for v, plan in zip(drafting, plans, strict=True))]
 
 
-def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
+def _table(result: dict[str, Any], reports: Sequence[VariantReport]) -> list[str]:
     draft = f", {model_name(result['draft'])} drafts" if result["draft"] else ""
     names = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
                "forwards", "speed-up", "same output")  # fmt: skip

@@ -22,10 +22,11 @@ from ..generation import Generation, GenerationOptions, as_record
 from ..options import option
 from . import terminal
 from .batch import batch
-from .bench import PROMPTS, bench
+from .bench import bench
 from .distill import distill
 from .doctor import doctor
 from .document import document
+from .examples import SENTENCES_TO_CORRECT
 from .job import COUNTS
 from .models import models
 from .options import (
@@ -42,7 +43,7 @@ from .repl import repl
 from .serve import serve
 from .terminal import footer, note
 
-DEFAULT_PROMPT = PROMPTS[0].removeprefix("correct: ")
+DEFAULT_PROMPT = SENTENCES_TO_CORRECT[0].removeprefix("correct: ")
 EXAMPLES = """Examples:
 
 {name} --prompt "He go home" --show-drafts

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from .. import device, libraries, measure
@@ -11,6 +10,7 @@ from ..checkpoints import dtype_name
 from ..decoding import LanguageModel
 from ..errors import count
 from ..generation import NumDraft, SpeculativeDecoder
+from ..measure import PLAIN_DECODING, tokens_per_pass, tokens_per_second
 from ..models import EncoderDecoder, SharingDraft
 from ..tokenizers import Tokenizer
 from .training import Agreement
@@ -221,8 +221,8 @@ def judge(
 ) -> Judgement:
     """Measure greedy decoding of held-out prompts with 1 to `MOST` drafted tokens and with "auto".
 
-    Everything runs one prompt at a time and interleaved (`measure.sweep`). Where there is nothing
-    to measure, the judgement says so.
+    Everything runs one prompt at a time and interleaved, see `measure.compare_with_plain`. Where
+    there is nothing to measure, the judgement says so.
 
     `prompts` are source ids in a random order; of the first `MAX_PROMPTS` fewer are taken, but at
     least one, where all would need more than about `max_seconds`. `progress` receives how many
@@ -240,12 +240,10 @@ def judge(
         by_place=agreement.by_place(MOST),
         tokens_per_pass=[agreement.tokens_per_pass(k) for k in range(1, MOST + 1)],
         unmeasured=None if measured else reason,
-        prompts=len(measured[0][measure.PLAIN]) if measured else 0,
+        prompts=len(measured.turns[0][PLAIN_DECODING]) if measured else 0,
         turns=TURNS,
         max_tokens=max_tokens,
-        plain=measure.typical(measured, measure.PLAIN, measure.tokens_per_second)
-        if measured
-        else 0.0,
+        plain=measured.typical(PLAIN_DECODING, tokens_per_second) if measured else 0.0,
         speeds=[speed_of(measured, number) for number in numbers()] if measured else [],
         machine=f"{kind}, {device.chip()}, {count(libraries.num_threads(), 'thread')}",
         dtype=dtype_name(task.target.dtype),
@@ -260,8 +258,8 @@ def _measure(
     max_tokens: int,
     max_seconds: float,
     progress: Callable[[int, int], None],
-) -> list[measure.Turn]:
-    """Decode plainly and with each K; return no turns if nothing can be sped up."""
+) -> measure.Comparison | None:
+    """Decode plainly and with each K; return nothing if nothing can be sped up."""
     done = total = 0
 
     def count_one() -> None:
@@ -269,7 +267,6 @@ def _measure(
         done += 1
         progress(done, total)
 
-    turn = partial(measure.sweep, order=random.Random(0), progress=count_one)
     decoders = {
         str(k): SpeculativeDecoder(task.target, draft, task.tokenizer, num_draft=k)
         for k in numbers()
@@ -277,17 +274,16 @@ def _measure(
     plain, *_ = variants = measure.variants_of(decoders, max_tokens)
     passes = 1 + TURNS * len(variants)  # of each prompt: to warm up, and in the turns
     total = len(variants) + passes * len(prompts)
-    warm: list[measure.Run] = []
+    warm, order = list[measure.Run](), random.Random(0)
     for prompt in prompts:
-        warm += turn([plain], [prompt])[measure.PLAIN]
+        warm += measure.sweep([plain], [prompt], order, progress=count_one)[PLAIN_DECODING]
         if late := sum(run.seconds for run in warm) * passes > max_seconds:
             break
     if not any(len(run.emitted) > 1 for run in warm):
-        return []
+        return None
     prompts = prompts[: max(1, len(warm) - late)]
     total = len(warm) + len(variants) + (passes - 1) * len(prompts)
-    turn(variants, prompts[:1])  # the first use of everything is slower, and "auto" learns
-    return [turn(variants, prompts) for _ in range(TURNS)]
+    return measure.compare_with_plain(variants, prompts, turns=TURNS, warm_up=1, progress=count_one)
 
 
 def numbers() -> list[NumDraft]:
@@ -295,16 +291,13 @@ def numbers() -> list[NumDraft]:
     return [*range(1, MOST + 1), "auto"]
 
 
-def speed_of(turns: Sequence[measure.Turn], num_draft: NumDraft) -> Speed:
+def speed_of(comparison: measure.Comparison, num_draft: NumDraft) -> Speed:
     """Sum up one variant against plain decoding, which ran in each turn as well."""
-    plain, name = turns[0][measure.PLAIN], str(num_draft)
-    same = [
-        all(turn[name][i].tokens == run.tokens for turn in turns) for i, run in enumerate(plain)
-    ]
+    name = str(num_draft)
     return Speed(
         num_draft=num_draft,
-        tokens_per_second=measure.typical(turns, name, measure.tokens_per_second),
-        speedup=measure.gain(turns, name, measure.tokens_per_second),
-        tokens_per_pass=measure.typical(turns, name, measure.tokens_per_pass),
-        same=sum(same),
+        tokens_per_second=comparison.typical(name, tokens_per_second),
+        speedup=comparison.gain(name, tokens_per_second),
+        tokens_per_pass=comparison.typical(name, tokens_per_pass),
+        same=comparison.num_same(name),
     )

@@ -15,10 +15,10 @@ from ..checkpoints import DTYPES, dtype_name, load
 from ..decoding import LanguageModel
 from ..generation import rows_are_alike, steady_width
 from ..kernels import accelerate
-from ..measure import synthetic
+from ..measure import random_weights
 from ..models import EncoderDecoder, ModelConfig
 from . import tiny
-from .checks import NUM_DRAFT, Finding, Subject, dtype_of, promises_equal_rows
+from .checks import DRAFTED_TOKENS, Finding, Subject, dtype_of, promises_equal_rows
 
 ROWS = (1, 2, 5, 16, 64)
 INNER, OUTER, HEADS, HEAD_SIZE = 512, 768, 8, 64  # of bare products and attention
@@ -122,7 +122,7 @@ def _errors(config: ModelConfig, dtype: mx.Dtype) -> dict[str, float]:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 160, length).tolist() for length in (9, 14)]
     outputs = [rng.integers(3, 160, LENGTH).tolist() for _ in prompts]
-    model, plain = (synthetic.random_weights(config) for _ in range(2))
+    model, plain = (random_weights(config) for _ in range(2))
     model.set_dtype(dtype)
     # The same weights for both: only the arithmetic differs.
     plain.update(tree_map(lambda weight: weight.astype(mx.float32), model.parameters()))
@@ -205,7 +205,7 @@ def rows(subject: Subject) -> Finding:
     own = dtype_of(target)
     for name, dtype in DTYPES.items():
         model = target if dtype == own else tiny.t5(dtype=dtype, **SHAPE)
-        width, apart = steady_width(model, NUM_DRAFT + 1), unlike_single_rows(model)
+        width, apart = steady_width(model, DRAFTED_TOKENS + 1), unlike_single_rows(model)
         unlike = [width for width in WIDTHS if not rows_are_alike(model, width)]
         unsteady = not fed_alike(model, width)
         details[name] = {

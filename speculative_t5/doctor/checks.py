@@ -21,7 +21,7 @@ from ..generation import SpeculativeDecoder
 from ..models import T5
 
 Status = Literal["ok", "failed", "skipped"]
-NUM_DRAFT = 5  # tokens to draft, unless a check tries several numbers
+DRAFTED_TOKENS = 5  # tokens to draft, unless a check tries several numbers
 COMMAND = (sys.executable, "-m", "speculative_t5.doctor")
 LAST_LINES = 20  # of standard error, kept with a failure
 
@@ -61,7 +61,7 @@ class Subject:
     def decoder(self) -> SpeculativeDecoder:
         """Load the models, in the type of this subject, or else as `load` chooses."""
         return SpeculativeDecoder.from_pretrained(
-            self.model, self.draft or "lookup", dtype=self.dtype, num_draft=NUM_DRAFT
+            self.model, self.draft or "lookup", dtype=self.dtype, num_draft=DRAFTED_TOKENS
         )
 
 

@@ -14,11 +14,11 @@ import numpy as np
 from ..checkpoints import dtype_name
 from ..decoding import Rule, Sampler
 from ..generation import SpeculativeDecoder
-from ..measure import synthetic
+from ..measure import random_prompts
 from ..models import T5
 from ..tokenizers import Prompt
 from . import tiny
-from .checks import NUM_DRAFT, Finding, Subject, dtype_of, promises_equal_rows
+from .checks import DRAFTED_TOKENS, Finding, Subject, dtype_of, promises_equal_rows
 
 MAX_TOKENS = 12
 TIES_TOKENS = 40  # more than the smallest capacity of a cache
@@ -89,8 +89,8 @@ def greedy(subject: Subject) -> Finding:
     found = [first]
     for dtype in dict.fromkeys((own, mx.float32, mx.bfloat16)):
         model = tiny.tied_t5(dtype)
-        tied = SpeculativeDecoder(model, model, num_draft=NUM_DRAFT)
-        prompts = synthetic.random_prompts(model, 9, NUM_TIES)
+        tied = SpeculativeDecoder(model, model, num_draft=DRAFTED_TOKENS)
+        prompts = random_prompts(model, 9, NUM_TIES)
         found.append(compare(f"near-ties, {dtype_name(dtype)}", tied, prompts, TIES_TOKENS))
     table = [("outputs that depend on the draft", "plain mode", "steady mode")]
     table += [(f"{c.count} {c.name}", f"{len(c.plain)}", f"{len(c.steady)}") for c in found]
@@ -112,7 +112,7 @@ def compare(
     """Decode prompts greedily with and without a decoder's draft, in plain and steady mode."""
     model, tokenizer = decoder.model, decoder.tokenizer
     lookup, steady = (
-        SpeculativeDecoder(model, draft, tokenizer, num_draft=NUM_DRAFT, steady=True)
+        SpeculativeDecoder(model, draft, tokenizer, num_draft=DRAFTED_TOKENS, steady=True)
         for draft in ("lookup", decoder.draft or "lookup")
     )
     ways = ((decoder, False), (decoder, True), (steady, False), (steady, True), (lookup, True))

@@ -3,13 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .checks import NUM_DRAFT, Finding
-from .speed import LENGTHS, as_ms, usual
+from ..measure import PASS_LENGTHS
+from .checks import DRAFTED_TOKENS, Finding
+from .speed import as_ms, usual
 
-NOTES = f"""\
-Passes and steps: the shortest of several, interleaved. Speeds: medians of whole outputs, encoding
-included; with K = {NUM_DRAFT} tokens drafted a round, and as "auto" chooses, which is said by the
-most frequent first."""
+TABLE_NOTES = (
+    "Passes and steps: the shortest of several, interleaved. Speeds: medians of whole outputs, "
+    f'encoding\nincluded; with K = {DRAFTED_TOKENS} tokens drafted a round, and as "auto" chooses, '
+    "which is said by the\nmost frequent first."
+)
 
 
 def as_markdown(pair: str, findings: Sequence[Finding], seconds: float) -> str:
@@ -20,14 +22,16 @@ def as_markdown(pair: str, findings: Sequence[Finding], seconds: float) -> str:
             details |= finding.details
     parts = [
         f"### `doctor --report`: {details.get('chip', 'a machine')}",
-        _table(("machine", ""), _machine(details, pair, seconds)),
+        _markdown_table(("machine", ""), _machine(details, pair, seconds)),
         "#### Checks",
-        _table(("check", "result", "reason"), ((f.name, f.status, f.reason) for f in findings)),
+        _markdown_table(
+            ("check", "result", "reason"), ((f.name, f.status, f.reason) for f in findings)
+        ),
     ]
     for timed in (each.details for each in findings if "pass_seconds" in each.details):
-        head = ("tokens in a pass of the target", "", *LENGTHS)
-        parts += ["#### Passes", _table(head, _curves(pair, timed)), "#### Speed"]
-        parts += [_speeds(pair, timed), NOTES]
+        head = ("tokens in a pass of the target", "", *PASS_LENGTHS)
+        parts += ["#### Passes", _markdown_table(head, _curves(pair, timed)), "#### Speed"]
+        parts += [_speeds(pair, timed), TABLE_NOTES]
     return "\n\n".join(parts)
 
 
@@ -55,26 +59,29 @@ def _machine(details: Mapping[str, Any], pair: str, seconds: float) -> list[tupl
 
 
 def _curves(pair: str, timed: Mapping[str, Any]) -> Iterable[Sequence[object]]:
-    passes = [timed["pass_seconds"][str(length)] for length in LENGTHS]
+    passes = [timed["pass_seconds"][str(length)] for length in PASS_LENGTHS]
     yield pair, "ms", *map(as_ms, passes)
     yield "", "times one token", *(f"{each / passes[0]:.2f}" for each in passes)
 
 
 def _speeds(pair: str, timed: Mapping[str, Any]) -> str:
-    head = (
-        "target and draft", "type", "draft's step, ms", "accepted", "plain, tokens/s",
-        f"K = {NUM_DRAFT}, tokens/s", "times plain", "auto, tokens/s", "times plain", "auto drafts",
-    )  # fmt: skip
-    row = (
-        pair, timed["dtype"], as_ms(timed["draft_step_seconds"]), f"{timed['acceptance']:.2f}",
-        f"{timed['plain_tokens_per_second']:.1f}", f"{timed['tokens_per_second']:.1f}",
-        f"{timed['measured_speedup']:.2f}", f"{timed['auto']['tokens_per_second']:.1f}",
-        f"{timed['auto']['speedup']:.2f}", usual(timed["auto"], 3),
-    )  # fmt: skip
-    return _table(head, [row])
+    auto = timed["auto"]
+    cells = [
+        ("target and draft", pair),
+        ("type", timed["dtype"]),
+        ("draft's step, ms", as_ms(timed["draft_step_seconds"])),
+        ("accepted", f"{timed['acceptance']:.2f}"),
+        ("plain, tokens/s", f"{timed['plain_tokens_per_second']:.1f}"),
+        (f"K = {DRAFTED_TOKENS}, tokens/s", f"{timed['tokens_per_second']:.1f}"),
+        ("times plain", f"{timed['measured_speedup']:.2f}"),
+        ("auto, tokens/s", f"{auto['tokens_per_second']:.1f}"),
+        ("times plain", f"{auto['speedup']:.2f}"),
+        ("auto drafts", usual(auto, 3)),
+    ]
+    return _markdown_table([head for head, _ in cells], [[cell for _, cell in cells]])
 
 
-def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+def _markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     lines = (
         [" ".join(str(cell).split()).replace("|", "\\|") for cell in line]
         for line in (head, ["---"] * len(head), *rows)

@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..kernels import accelerate
-from ..measure import synthetic
+from ..measure import random_weights
 from ..models import T5, T5GEMMA_TYPES, ModelConfig, T5Config, T5GemmaConfig
 
 SIZES: dict[str, Any] = {
@@ -38,7 +38,7 @@ FAMILIES |= {
 def t5(*, dtype: mx.Dtype = mx.float32, seed: int = 0, **sizes: Any) -> T5:
     """Make a random T5 with a head of its own, accelerated."""
     config = T5Config(**_UNTIED | sizes)
-    model = synthetic.random_weights(config, dtype=dtype, seed=seed)
+    model = random_weights(config, dtype=dtype, seed=seed)
     assert isinstance(model, T5)
     accelerate(model)
     return model

@@ -97,7 +97,7 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     from speculative_t5.generation import GenerationOptions
     from speculative_t5.kernels import accelerate
     from speculative_t5.libraries import num_threads
-    from speculative_t5.measure.synthetic import synthetic_plan
+    from speculative_t5.measure import replaying_plan
 
     model = read_back(place / "target")
     about = {
@@ -128,7 +128,7 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
         if prompt not in outputs:
             done = decoder.generate(ids, max_tokens=max_tokens, speculative=False)
             outputs[prompt] = done.tokens
-        plan = synthetic_plan(decoder, outputs, spec["acceptance"])
+        plan = replaying_plan(decoder, outputs, spec["acceptance"])
         requests = decoder.requests([(0, ids)], wanted)
         *_, last = decode(decoder.model, requests, plan, batch_size=1)
         return last.output
