@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from speculative_t5.decoding import Stats
-from speculative_t5.generation import Generation
+from speculative_t5.generation import BatchOptions, Generation
 from speculative_t5.tokenizers import Source
 
 STATS = Stats((1,), (1,), (1,), emitted=2, seconds=0.1)
@@ -42,6 +42,9 @@ class Scripted:
         if len(ids) > self.limit:
             raise ValueError("too long")
         return Source(ids, 0, "\u2603" if "\u2603" in prompt else "")
+
+    def check_batch(self, options: BatchOptions) -> None:
+        pass
 
     def iter_batch(
         self,

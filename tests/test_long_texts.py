@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from speculative_t5.documents import RewriteOptions, TextOptions, read_file, rewrite, rewriting
+from speculative_t5.documents import RewriteOptions, read_file, rewrite, rewriting
 from speculative_t5.documents.rewriting import Document
 from speculative_t5.documents.segments import WINDOW, segments
 from speculative_t5.documents.splitting import _Fences, _lines, keeps_lines, paragraphs
@@ -33,7 +33,7 @@ def spread(text: str) -> str:
 
 
 def done(text: str, decoder: Scripted | None = None, **options: Any) -> Any:
-    return rewrite(decoder or Scripted(spread, limit=9999), text, TextOptions(**options))  # type: ignore[arg-type]
+    return rewrite(decoder or Scripted(spread, limit=9999), text, **options)
 
 
 def test_long_paragraphs_are_split_as_a_whole_would_be() -> None:

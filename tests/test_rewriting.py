@@ -16,7 +16,6 @@ from speculative_t5.documents import (
     Document,
     RewriteOptions,
     Rewritten,
-    TextOptions,
     lines,
     rewrite,
 )
@@ -44,7 +43,7 @@ def corrected(text: str) -> str:
 
 
 def fixed(text: str, decoder: Scripted | None = None, **options: Any) -> Rewritten:
-    return rewrite(decoder or Scripted(corrected), text, TextOptions(**options))  # type: ignore[arg-type]
+    return rewrite(decoder or Scripted(corrected), text, **options)
 
 
 @pytest.mark.parametrize("by", ["sentence", "paragraph", "tokens"])
@@ -59,14 +58,17 @@ def test_only_words_change(by: Any, end: str) -> None:
 
 def test_pieces_are_sentences_or_as_many_as_fit() -> None:
     text = "One two. Three four. Five six. Seven eight nine.\n\nTen."
-    for options, read in (
+    cases: list[tuple[dict[str, Any], list[str]]] = [
         ({}, ["Five six.", "One two.", "Seven eight nine.", "Ten.", "Three four."]),
         ({"by": "paragraph"}, ["One two. Three four. Five six.", "Seven eight nine.", "Ten."]),
-        ({"by": "tokens", "piece_tokens": 6},
-         ["Five six. Seven eight nine.", "One two. Three four.", "Ten."]),
-    ):  # fmt: skip
+        (
+            {"by": "tokens", "piece_tokens": 6},
+            ["Five six. Seven eight nine.", "One two. Three four.", "Ten."],
+        ),
+    ]
+    for options, read in cases:
         decoder = Scripted(corrected, limit=12 if "piece_tokens" in options else 9)
-        fixed(text, decoder, **options)  # type: ignore[arg-type]
+        fixed(text, decoder, **options)
         assert sorted(decoder.read) == read
 
 

@@ -10,7 +10,6 @@ from speculative_t5.documents import (
     Document,
     RewriteOptions,
     Rewritten,
-    TextOptions,
     rewrite,
 )
 from speculative_t5.documents.splitting import clauses, paragraphs
@@ -116,7 +115,7 @@ def english(text: str) -> str:
 def translated(text: str, decoder: Scripted | None = None, **options: Any) -> Rewritten:
     decoder = decoder or Scripted(english, limit=40)
     decoder.languages = ("de", "en")
-    return rewrite(decoder, text, TextOptions(**options))  # type: ignore[arg-type]
+    return rewrite(decoder, text, **options)
 
 
 def test_headings_tables_and_labels_are_translated_and_the_rest_stays() -> None:
@@ -132,7 +131,7 @@ def test_headings_tables_and_labels_are_translated_and_the_rest_stays() -> None:
         expected = expected.replace(english(each), each)
     assert done.text == expected and not done.kept
     assert done.summary() == "8 of 10 pieces changed"
-    correction = rewrite(Scripted(english, limit=40), text, TextOptions())  # type: ignore[arg-type]
+    correction = rewrite(Scripted(english, limit=40), text)
     assert [piece.line for piece in correction.pieces] == [23]
 
 
@@ -150,9 +149,7 @@ def test_what_is_not_text_stays_between_sentences(by: Any) -> None:
     done = translated(text, by=by, language="en")
     assert done.text == english(text)
     assert not any("1900" in piece.source for piece in done.pieces)
-    assert "1900!" in rewrite(
-        Scripted(english), text, TextOptions(by=by, min_similarity=0)  # type: ignore[arg-type]
-    ).text  # fmt: skip
+    assert "1900!" in rewrite(Scripted(english), text, by=by, min_similarity=0).text
 
 
 def test_a_bad_translation_is_tried_again_by_clauses_then_by_beams_and_kept_otherwise() -> None:
@@ -203,7 +200,7 @@ def test_lines_of_a_language_without_spaces_are_filled() -> None:
     text = "> We go home today, as it\n> is late.\n"
     decoder = Scripted(lambda _: "今天我们回家吧，因为已经太晚了。", limit=40)
     decoder.languages = ("en", "zh")
-    done = rewrite(decoder, text, TextOptions())  # type: ignore[arg-type]
+    done = rewrite(decoder, text)
     first, second, _ = done.text.split("\n")
     assert first.startswith("> 今") and second.startswith("> ") and second.endswith("。")
     assert (first + second).replace("> ", "") == "今天我们回家吧，因为已经太晚了。"
@@ -212,7 +209,7 @@ def test_lines_of_a_language_without_spaces_are_filled() -> None:
 def test_the_language_of_the_text_is_found_if_it_is_not_given() -> None:
     decoder = Scripted(str, limit=40)
     decoder.languages = ("", "en")
-    done = rewrite(decoder, "Wo wohnt er denn jetzt gerade?", TextOptions())  # type: ignore[arg-type]
+    done = rewrite(decoder, "Wo wohnt er denn jetzt gerade?")
     assert done.kept[0].reason == "its output is not translated"
 
 

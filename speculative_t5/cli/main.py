@@ -18,7 +18,7 @@ from .._version import __version__
 from ..checkpoints import DTYPES, as_lines, convert, inspect
 from ..distributed import process_group
 from ..errors import check_utf8, decoded, escaped
-from ..generation import Generation, GenerationOptions, as_record
+from ..generation import BatchOptions, Generation, GenerationOptions, as_record
 from ..options import option
 from . import terminal
 from .batch import batch
@@ -122,7 +122,7 @@ def generate(
     decoder = options.load(group)
     source = decoder.fit(prompt)
     if processes:
-        decoder.iter_batch([], **keywords)  # checks the options in all processes
+        decoder.check_batch(BatchOptions(**keywords))  # in all processes
         processes.start({"the prompt": str(source.ids), "the options": str(keywords)})
     if example:
         note(f"prompt: {prompt}")

@@ -2,7 +2,7 @@
 
 `splitting` finds the sentences, `rewriting` sends them through a decoder and judges the outputs,
 `layout` puts the words of an output where those of its source were, `comparison` shows what
-changed. Imports `decoding` and `errors`.
+changed. Imports `generation`, `tokenizers`, `decoding`, `options` and `errors`.
 """
 
 from .comparison import changes, edits, lines

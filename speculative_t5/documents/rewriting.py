@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from ..decoding import Stats, total
 from ..errors import check_utf8, count, rounded_down
-from ..options import OptionError, check_options, described, option
+from ..generation import BatchOptions, Generation
+from ..options import OptionError, check_options, described, option, takes
 from .comparison import as_page, as_table
 from .layout import arranged, same_facts, similarity
 from .splitting import (
@@ -25,11 +26,8 @@ from .splitting import (
     paragraphs,
     sentences,
 )
+from .text_decoder import TextDecoder
 from .translation import Translation, has_words, identifier
-
-if TYPE_CHECKING:
-    from ..generation import Generation
-    from .text_decoder import TextDecoder
 
 By = Literal["sentence", "paragraph", "tokens"]
 BEAMS = 4  # of the last try of a translation
@@ -161,6 +159,7 @@ class Rewritten:
         return as_table(self)
 
 
+@takes(TextOptions)
 def rewrite(decoder: TextDecoder, text: str, options: TextOptions) -> Rewritten:
     r"""Rewrite a text of any length, and keep its lines and all that is not a sentence.
 
@@ -319,7 +318,7 @@ class Document:
         The options are checked at the call.
         """
         keywords: dict[str, Any] = {"batch_size": batch_size, "speculative": speculative}
-        self._decoder.iter_batch([], **keywords)
+        self._decoder.check_batch(BatchOptions(**keywords))
 
         def pieces() -> Iterator[Piece]:
             left = [*self._left(done)]

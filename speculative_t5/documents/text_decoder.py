@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
+from ..generation import BatchOptions, Generation
 from ..tokenizers import Source
-
-if TYPE_CHECKING:
-    from ..generation import Generation
 
 
 class TextDecoder(Protocol):
@@ -38,14 +36,26 @@ class TextDecoder(Protocol):
     def is_steady(self) -> bool:
         """Whether prompts are decoded one at a time, and no beams are searched."""
 
-    @property
-    def iter_batch(self) -> Callable[..., Iterator[tuple[int, Generation]]]:
+    def check_batch(self, options: BatchOptions, /) -> None:
+        """Refuse options that `iter_batch` would refuse, before anything is decoded."""
+
+    def iter_batch(
+        self,
+        prompts: Iterable[tuple[int, list[int]]],
+        /,
+        *,
+        max_tokens: int = ...,
+        batch_size: int | None = ...,
+        speculative: bool = ...,
+        num_beams: int = ...,
+        num_return_sequences: int = ...,
+    ) -> Iterator[tuple[int, Generation]]:
         """Yield index and output for pairs of an index and ids, in any order."""
 
-    def encode(self, prompt: str) -> list[int]:
+    def encode(self, prompt: str, /) -> list[int]:
         """Return the ids of a part, with the prefix, of any length."""
 
-    def fit(self, prompt: str) -> Source:
+    def fit(self, prompt: str, /) -> Source:
         """Encode a part; ValueError is raised if it is longer than the model reads."""
 
     def log_probabilities(

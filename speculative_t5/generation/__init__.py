@@ -1,8 +1,8 @@
 """`SpeculativeDecoder`: from prompts to rounds of ids, and from rounds to texts.
 
 `options` are values, made once from keyword arguments and passed on whole; `outputs` are values as
-well. Imports `documents`, `checkpoints`, `tokenizers`, `models`, `decoding`, `errors`,
-`distributed` and `device`.
+well. Imports `checkpoints`, `tokenizers`, `models`, `decoding`, `options`, `errors`, `distributed`
+and `device`.
 """
 
 from .decoder import SpeculativeDecoder, process_facts

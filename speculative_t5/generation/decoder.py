@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -17,7 +17,6 @@ from .._version import __version__
 from ..checkpoints import as_dtype, default_type_of, dtype_name, load, locate, named_draft
 from ..decoding import AdaptiveSchedule, FixedSchedule, Indexed, LanguageModel, Plan, Request, Round
 from ..distributed import ProcessGroup
-from ..documents import TextOptions, rewrite
 from ..models import SharingDraft
 from ..options import OptionError, check_integer, takes
 from ..tokenizers import Prompt, PromptEncoder, Source, check_prompts
@@ -34,10 +33,22 @@ from .options import (
 from .outputs import Chunk, Generation
 from .steady import steady_width
 
+if TYPE_CHECKING:
+    from ..documents import Rewritten, TextOptions
+
 NO_DRAFT = FixedSchedule(0)
 HOTTEST = 2.0  # draft lengths are learned together for all temperatures from here on
 
 _beginning = threading.Lock()  # of a schedule: a decoder with one of its own could not be pickled
+
+
+class _Rewrite:
+    """The method `rewrite` for texts of any length, which `documents` has, the package above."""
+
+    def __get__(self, decoder: object, owner: type) -> Any:
+        from ..documents import rewrite  # imported when it is asked for
+
+        return rewrite.__get__(decoder, owner)
 
 
 class SpeculativeDecoder:
@@ -191,6 +202,17 @@ class SpeculativeDecoder:
             requests = decoding.in_order_of_length(requests, decoding.WINDOW * batch_size)
         return naming_rows(self.generations(requests, options, batch_size), options)
 
+    def check_batch(self, options: BatchOptions) -> None:
+        """Refuse options that `iter_batch` would refuse, before anything is decoded.
+
+        Raises:
+            ValueError: If an option does not fit the models, or another option.
+        """
+        self._drafting.rows(options.batch_size)
+        if options.beams:
+            self._check_beams(options)
+        self.bind(options)
+
     @takes(GenerationOptions)
     def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[Chunk]:
         """Generate one output, a chunk for each pass of the target; otherwise as `generate`.
@@ -202,7 +224,15 @@ class SpeculativeDecoder:
         detokenizer = options.detokenizer(self.tokenizer)
         return (outputs.as_chunk(done, detokenizer) for done in self.rounds([(0, source)], options))
 
-    rewrite = takes(TextOptions)(rewrite)  # texts of any length, piece by piece
+    if TYPE_CHECKING:
+
+        @takes(TextOptions)
+        def rewrite(self, text: str, options: TextOptions) -> Rewritten:
+            """Rewrite a text of any length, piece by piece; see `documents.rewrite`."""
+            raise NotImplementedError
+
+    else:
+        rewrite = _Rewrite()
 
     def translating(self, to: str, from_: str | None = None) -> SpeculativeDecoder:
         """Return a decoder of the same models whose prompts are translated to another language.

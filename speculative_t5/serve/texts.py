@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..documents import Breaks, Document, RewriteOptions, identifier
-from ..generation import Generation, GenerationOptions
+from ..generation import BatchOptions, Generation, GenerationOptions
 from ..tokenizers import PromptEncoder, Source
 
 TOGETHER = 16  # sentences of a text that wait or are decoded at a time
@@ -69,6 +69,9 @@ class Remote:
         """Return a text whose sentences this decoder decodes."""
         return Document(self, text, options, breaks)
 
+    def check_batch(self, options: BatchOptions) -> None:
+        """See `SpeculativeDecoder.check_batch`: the server has its own number of rows."""
+
     def encode(self, prompt: str) -> list[int]:
         """See `SpeculativeDecoder.encode`."""
         return self._prompts.ids(prompt)
@@ -81,11 +84,20 @@ class Remote:
         self,
         prompts: Iterable[tuple[int, list[int]]],
         *,
+        max_tokens: int = GenerationOptions.max_tokens,
         batch_size: int | None = None,
-        **options: Any,
+        speculative: bool = True,
+        num_beams: int = 1,
+        num_return_sequences: int = 1,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield the output for each prompt with its index; see `SpeculativeDecoder.iter_batch`."""
-        waiting, own = [*prompts], GenerationOptions(**options)
+        own = GenerationOptions(
+            max_tokens=max_tokens,
+            speculative=speculative,
+            num_beams=num_beams,
+            num_return_sequences=num_return_sequences,
+        )
+        waiting = [*prompts]
 
         def outputs() -> Iterator[tuple[int, Generation]]:
             for start in range(0, len(waiting), self._together):
