@@ -17,10 +17,10 @@ import mlx.core as mx
 from ._version import __version__
 from .errors import first_line, printable
 
-Message = Mapping[str, Any]  # JSON
+ProcessMessage = Mapping[str, Any]  # JSON
 
 # The rank and the number of processes, as set by mlx.launch; by Open MPI; by MPICH and others.
-RANKS = {
+RANK_VARIABLES = {
     "MLX_RANK": "MLX_WORLD_SIZE",
     "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
     "PMI_RANK": "PMI_SIZE",
@@ -31,7 +31,7 @@ class StartError(ValueError):
     """All processes raise it at once: they differ, or one of them could not start."""
 
 
-def exchange(group: mx.distributed.Group, message: Message) -> list[Message]:
+def exchange_messages(group: mx.distributed.Group, message: ProcessMessage) -> list[ProcessMessage]:
     """Wait for all processes, and return everyone's message, in the order of ranks."""
     own = json.dumps(dict(message)).encode()
     stored = mx.array(list(own), dtype=mx.uint8)
@@ -70,13 +70,15 @@ class ProcessGroup:
     def _name(self, rank: int) -> str:
         return f"process {rank + 1} of {self.group.size()}"
 
-    def compare(self, facts: Mapping[str, str], own: Message | None = None) -> Message:
+    def compare(
+        self, facts: Mapping[str, str], own: ProcessMessage | None = None
+    ) -> ProcessMessage:
         """Wait for all processes, and return the first one's `own`.
 
         Raises:
             StartError: If they differ in a fact, or one has sent an error instead. It names one.
         """
-        found = exchange(self.group, {"facts": dict(facts), "own": own or {}})
+        found = exchange_messages(self.group, {"facts": dict(facts), "own": own or {}})
         for rank, message in enumerate(found):
             if "error" in message:
                 raise StartError(f"{self._name(rank)}: {message['error']}")
@@ -89,7 +91,7 @@ class ProcessGroup:
                         f"{printable(value)}, not {printable(first.get(name, 'none'))}; "
                         "use the same on all machines"
                     )
-        return cast(Message, found[0]["own"])
+        return cast(ProcessMessage, found[0]["own"])
 
     def start(self, facts: Mapping[str, str]) -> None:
         """Wait until all can begin; see `compare`."""
@@ -105,9 +107,9 @@ class ProcessGroup:
             say(line)
         with contextlib.suppress(RuntimeError):  # the others are gone
             if not isinstance(error, StartError):  # which the others have, too
-                exchange(self.group, {"error": line.removeprefix("error: ")})
+                exchange_messages(self.group, {"error": line.removeprefix("error: ")})
             # Launchers end all processes when one ends: none may before the line is written.
-            exchange(self.group, {})
+            exchange_messages(self.group, {})
 
 
 _current: ProcessGroup | None = None
@@ -124,7 +126,7 @@ def is_launched() -> bool:
     by_itself = "--shard" in words and "tensor" not in words
     hostfile = os.environ.get("MLX_HOSTFILE")  # mlx.launch -n 1 leaves it empty
     is_alone = hostfile and os.path.exists(hostfile) and not os.path.getsize(hostfile)
-    return not by_itself and not is_alone and any(name in os.environ for name in RANKS)
+    return not by_itself and not is_alone and any(name in os.environ for name in RANK_VARIABLES)
 
 
 def join() -> None:
@@ -141,7 +143,7 @@ def join() -> None:
             "that all of them were started"
         ) from error
     if group.size() == 1:
-        for rank, size in RANKS.items():
+        for rank, size in RANK_VARIABLES.items():
             if os.environ.get(rank, "0") != "0" or int(os.environ.get(size) or 1) > 1:
                 raise ValueError(
                     "this is one of several processes, and MLX finds no others: run them with "

@@ -24,13 +24,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .files import PARTIAL, create, group_of_new, temporary
+from .files import PARTIAL_PREFIX, create, group_of_new, temporary
 
 AT_FDCWD, RENAME_EXCHANGE, RENAME_SWAP = -100, 2, 2  # of Linux (both) and of macOS
 COPY_ACL, COPY_ATTRIBUTES = 1, 4  # of macOS
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # of disks without links
-CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV)
-PATIENCE = 2.0  # seconds to wait for a program that has a file open for writing
+CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV)
+WRITER_SECONDS = 2.0  # seconds to wait for a program that has a file open for writing
 SYSTEMS_OWN = ("security.", "system.nfs4_acl")  # attributes that only the system sets
 
 
@@ -92,7 +92,7 @@ def replace_unchanged(
         OSError: Of the system, such as FileExistsError for `aside`.
     """
     found = target.stat()
-    with _beside(target, data, target, found) as new:
+    with _file_beside(target, data, target, found) as new:
         if _is_written(target) or target.read_bytes() != expected:
             return False
         ready()
@@ -183,7 +183,7 @@ def exchange(one: Path, other: Path) -> bool:
     if call(os.fsencode(one), os.fsencode(other)) == 0:
         return True
     number = ctypes.get_errno()
-    if number in CANNOT:
+    if number in CANNOT_EXCHANGE:
         return False
     raise OSError(number, os.strerror(number), str(other))
 
@@ -244,12 +244,12 @@ def copy_file(source: Path, copy: Path, data: bytes, *, over: bool) -> None:
     Raises:
         FileExistsError: If there is a file of that name, unless it may be written `over`.
     """
-    with _beside(copy, data, source, source.stat()) as new:
+    with _file_beside(copy, data, source, source.stat()) as new:
         _move(new, copy, over=over)
 
 
 @contextlib.contextmanager
-def _beside(target: Path, data: bytes, like: Path, found: os.stat_result) -> Iterator[Path]:
+def _file_beside(target: Path, data: bytes, like: Path, found: os.stat_result) -> Iterator[Path]:
     """Make a file that is to be renamed to `target`, with all of another's that is not its text."""
     new = temporary(target)
     try:
@@ -294,7 +294,7 @@ def _copy_attributes(file: int, old: Path) -> None:
     try:
         before, after = os.listxattr(old), os.listxattr(file)
     except OSError as error:
-        if error.errno in CANNOT:  # the disk has none
+        if error.errno in CANNOT_EXCHANGE:  # the disk has none
             return
         raise
     for name in (name for name in after if name not in before):
@@ -321,7 +321,7 @@ def _is_written(path: Path) -> bool:
     """
     if not hasattr(fcntl, "F_SETLEASE"):
         return False
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + WRITER_SECONDS
     while not _is_leased(path):
         if not _has_leases(path.parent, path.stat().st_dev):
             return False
@@ -349,7 +349,7 @@ def _is_leased(path: Path) -> bool:
 @cache
 def _has_leases(folder: Path, _disk: int) -> bool:
     """Whether a disk gives a lease on a file that nobody writes to, as network disks may not."""
-    number, name = tempfile.mkstemp(dir=folder, prefix=PARTIAL)
+    number, name = tempfile.mkstemp(dir=folder, prefix=PARTIAL_PREFIX)
     os.close(number)
     try:
         return _is_leased(Path(name))

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-PARTIAL = ".partial-"  # how the names of new files begin; processes have names of their own
+PARTIAL_PREFIX = ".partial-"  # how the names of new files begin; processes have names of their own
 
 
 def lock(file: int, busy: str) -> None:
@@ -62,7 +62,7 @@ def create(path: Path, mode: int) -> None:
 
 def temporary(target: Path) -> Path:
     """Return the name of a new file of this process that is to replace another."""
-    return target.with_name(f"{PARTIAL}{os.getpid()}-{target.name}")
+    return target.with_name(f"{PARTIAL_PREFIX}{os.getpid()}-{target.name}")
 
 
 def clear_temporaries(targets: Iterable[Path]) -> None:
@@ -74,8 +74,8 @@ def clear_temporaries(targets: Iterable[Path]) -> None:
     for target in targets:
         folders.setdefault(target.parent, set()).add(target.name)
     for folder, names in folders.items():
-        for path in folder.glob(f"{PARTIAL}*-*"):
-            number, _, name = path.name.removeprefix(PARTIAL).partition("-")
+        for path in folder.glob(f"{PARTIAL_PREFIX}*-*"):
+            number, _, name = path.name.removeprefix(PARTIAL_PREFIX).partition("-")
             if name in names and number.isdecimal() and not _is_running(int(number)):
                 path.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ LOOKED_AT = 1000  # lines in which two rows have to end, to see which it has
 MAX_CELL = 2**24  # characters; behind a quote that nothing closes, all is one cell
 READ_AT_ONCE, WRITTEN_AT_ONCE = 1000, 2**24  # rows of Parquet, and bytes of JSON Lines
 # The type in Parquet of a column whose values are of these types; any other column is text.
-NUMBERS = {(bool,): "bool", (int,): "int64", (float,): "double", (float, int): "double"}
+PARQUET_TYPES = {(bool,): "bool", (int,): "int64", (float,): "double", (float, int): "double"}
 
 
 def pyarrow() -> Any:
@@ -52,12 +52,12 @@ def read_rows(stream: BinaryIO, suffix: str, delimiter: str | None = None) -> It
             raise ValueError(f"two columns are called {twice!r}: give one of them another name")
         for row in rows:
             record = dict(zip(names, row, strict=True))
-            yield json.dumps(record, ensure_ascii=False, default=_as_text).encode() + b"\n"
+            yield json.dumps(record, ensure_ascii=False, default=_as_cell_text).encode() + b"\n"
     except ValueError as error:
         raise ValueError(f"{stream.name or 'standard input'}: {error}") from error
 
 
-def _as_text(value: Any) -> str:
+def _as_cell_text(value: Any) -> str:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
@@ -166,7 +166,7 @@ def write_table(
             is_large = type(value) is int and abs(value) >= 2**63
             found.setdefault(name, set()).add(str if is_large else type(value))
     kinds = {
-        name: NUMBERS.get(tuple(sorted(types, key=str)), "string")
+        name: PARQUET_TYPES.get(tuple(sorted(types, key=str)), "string")
         for name, types in found.items()
         if name not in without
     }

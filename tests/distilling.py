@@ -11,10 +11,10 @@ from unittest import mock
 from speculative_t5.distill import (
     Data,
     DistillOptions,
+    DistillTask,
     Example,
     Judgement,
-    Progress,
-    Task,
+    StageProgress,
     distill,
     judgement,
 )
@@ -50,16 +50,16 @@ class Watch:
     """Keeps all that a run reports, and calls `act` at each report."""
 
     def __init__(self, act: Callable[[str, Any], None] = lambda kind, at: None) -> None:
-        self.seen: list[Progress] = []
+        self.seen: list[StageProgress] = []
         self._act = act
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, now: StageProgress) -> None:
         self.seen.append(now)
         self._act(STAGES[now.stage], now.done)
         if now.tokens_per_pass is not None:
             self._act("checked", now.done)
 
-    def of(self, kind: str) -> list[Progress]:
+    def of(self, kind: str) -> list[StageProgress]:
         return [now for now in self.seen if STAGES[now.stage] == kind]
 
 
@@ -72,9 +72,9 @@ def go(
     start: SharingDraft | None = None,
     **read_by: Any,
 ) -> Judgement:
-    task = Task(model or target(), None, "tiny", start=start)
-    short: Any = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "CHECKS": 5, "SAVE_SECONDS": 1e9}
-    few: Any = {"TURNS": 1, "MAX_PROMPTS": 2, "MOST": 2}
+    task = DistillTask(model or target(), None, "tiny", start=start)
+    short: Any = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "MAX_CHECKS": 5, "SAVE_SECONDS": 1e9}
+    few: Any = {"MEASURED_TURNS": 1, "MAX_PROMPTS": 2, "MAX_DRAFTED": 2}
     with mock.patch.multiple(stages, **short), mock.patch.multiple(judgement, **few):
         return distill(task, data, output, options, watch or Watch(), read_by=read_by)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints import ModelFolder, convert, list_models, locate, tensors
-from speculative_t5.checkpoints.adapters import Change, Merged
+from speculative_t5.checkpoints.adapters import Merged, WeightChange
 from speculative_t5.checkpoints.inspection import inspect
 from speculative_t5.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from speculative_t5.checkpoints.tensors import StoredTensor
@@ -94,7 +94,7 @@ def test_blocks_of_a_weight_get_their_own_rows(monkeypatch: pytest.MonkeyPatch) 
     stored, a, b = (
         StoredTensor(each.shape, mx.float32, partial(np.copy, each)) for each in (weight, down, up)
     )
-    change = Change("q", parts={"lora_A": a, "lora_B": b})
+    change = WeightChange("q", parts={"lora_A": a, "lora_B": b})
     monkeypatch.setattr(tensors, "BLOCK_BYTES", 512)
     merged = Merged(weight.shape, mx.float32, stored.open, change, 0.5)
     assert {len(block) for block in merged.blocks()} == {8}

@@ -42,8 +42,8 @@ def test_short_texts_are_compared_by_difflib() -> None:
 
 @pytest.mark.parametrize("window", [8, 1024])
 def test_long_ones_are_compared_in_windows(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    monkeypatch.setattr(alignment, "STEPS", -(10**9))
-    monkeypatch.setattr(alignment, "WINDOW", window)
+    monkeypatch.setattr(alignment, "DIFFLIB_STEPS", -(10**9))
+    monkeypatch.setattr(alignment, "ALIGNED_WINDOW", window)
     for seed in range(300):
         a, b = sequences(seed, 40)
         end_a = end_b = common = 0

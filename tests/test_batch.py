@@ -13,7 +13,7 @@ from typing import Any
 from speculative_t5.cli.job import UNDONE, Output, Record, process
 from speculative_t5.decoding.results import Stats
 from speculative_t5.generation.outputs import Generation
-from speculative_t5.tokenizers.prompt_files import EMPTY, Line, Shard, open_input, read_lines
+from speculative_t5.tokenizers.prompt_files import EMPTY_LINE, Line, Shard, open_input, read_lines
 from speculative_t5.tokenizers.prompts import Source
 
 import pytest
@@ -52,15 +52,15 @@ def test_records_come_in_the_order_of_lines() -> None:
     found = records(b"a\nb\n\nc\nd\n<bad>\ne\nf\ng\n\n")
     assert [record["id"] for record in found] == list(range(1, 11))
     texts = [record.get("text", record.get("error")) for record in found]
-    assert texts == ["A", "B", f"line 3: {EMPTY}", "C", "D",
+    assert texts == ["A", "B", f"line 3: {EMPTY_LINE}", "C", "D",
                      "line 6: prompt ids must be from 0 to 8, got 9", "E", "F", "G",
-                     f"line 10: {EMPTY}"]  # fmt: skip
+                     f"line 10: {EMPTY_LINE}"]  # fmt: skip
     stats = {"tokens": 2, "rounds": 0, "drafted": 0, "accepted": 0, "acceptance_rate": 0.0,
              "tokens_per_round": 0.0}  # fmt: skip
     assert found[0] == {
         "id": 1, "prompt": "a", "text": "A", "finish_reason": "eos", "stats": stats,
     }  # fmt: skip
-    assert found[2] == {"id": 3, "prompt": "", "error": f"line 3: {EMPTY}"}
+    assert found[2] == {"id": 3, "prompt": "", "error": f"line 3: {EMPTY_LINE}"}
 
 
 PROMPTS = b"".join(b"prompt %d\n" % i if i % 7 else b"\n" for i in range(40))

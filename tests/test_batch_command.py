@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5.cli.job import Output
-from speculative_t5.tokenizers.prompt_files import EMPTY
+from speculative_t5.tokenizers.prompt_files import EMPTY_LINE
 
 import pytest
 from commands import Call, in_a_shell, start
@@ -42,7 +42,7 @@ def test_every_line_gets_its_record(call: Call, here: Path) -> None:
     done = call(*BATCH, *SHORT)
     assert (done.code, done.out) == (3, "")
     error, summary = done.err
-    assert error == f"line 12: {EMPTY}"
+    assert error == f"line 12: {EMPTY_LINE}"
     assert "40 prompts" in summary and "1 with errors" in summary
     records = read(here / "out.jsonl")
     prompts = enumerate((here / "in.txt").read_text().splitlines(), 1)

@@ -201,7 +201,7 @@ def quantized_names(tensors: Iterable[str]) -> set[str]:
 def test_weights_are_quantized_by_mlx_and_read_back(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(dequantizing.KEEP, "1")
+    monkeypatch.setenv(dequantizing.KEEP_VARIABLE, "1")
     folder = convert(str(wide), OUT, quantize=4, group_size=32)
     small, whole = (parameters_of(load(path, dtype="float32")[0]) for path in (folder, wide))
     names = quantized_names(small)

@@ -8,7 +8,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder, device, load
 from speculative_t5.checkpoints import loaded_size
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.checkpoints.dequantizing import KEEP, SPARE
+from speculative_t5.checkpoints.dequantizing import KEEP_VARIABLE, SPARE_BYTES
 from speculative_t5.checkpoints.model_folder import ModelFolder
 from speculative_t5.checkpoints.tensors import parameters_of
 from speculative_t5.models import same_weights, sample_weights
@@ -69,7 +69,7 @@ def test_every_matrix_is_what_the_bits_stand_for(
     checkpoint = opened(stored)
     how = checkpoint.config.quantization
     assert how is not None and model.config.quantization is None and model.dtype == mx.float32
-    monkeypatch.setenv(KEEP, "1")
+    monkeypatch.setenv(KEEP_VARIABLE, "1")
     packed, _ = load(stored)
     assert packed.config.quantization == how
     parts, weights = parameters_of(packed), parameters_of(model)
@@ -134,7 +134,12 @@ def test_it_stays_quantized_where_the_user_or_memory_wants_it(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = loaded_size(ModelFolder(small))
-    for free, stays in ((SPARE + size, False), (SPARE + size - 1, True), (0, True), (None, False)):
+    for free, stays in (
+        (SPARE_BYTES + size, False),
+        (SPARE_BYTES + size - 1, True),
+        (0, True),
+        (None, False),
+    ):
         monkeypatch.setattr(device, "free_memory", lambda free=free: free)
         words = "it stays so, as float32 would take 0.01 GB of memory, and .* GB are free"
         with pytest.warns(UserWarning, match=words if stays else "it is read as float32"):
@@ -142,10 +147,10 @@ def test_it_stays_quantized_where_the_user_or_memory_wants_it(
         assert (model.config.quantization is not None) == stays
         files = sum(tensor.nbytes for tensor in opened(small).tensors.values())
         assert loaded_size(ModelFolder(small)) == (files if stays else size)
-    monkeypatch.setenv(KEEP, "1")
+    monkeypatch.setenv(KEEP_VARIABLE, "1")
     with warnings.catch_warnings(action="error"):
         assert load(small)[0].config.quantization is not None
-    monkeypatch.setenv(KEEP, "0")
+    monkeypatch.setenv(KEEP_VARIABLE, "0")
     with pytest.warns(UserWarning, match="it is read as float32"):
         assert load(small)[0].config.quantization is None
 

@@ -23,7 +23,7 @@ SHORT = ("--steps", "4", "--batch-tokens", "200", "--max-tokens", "6", "--dtype"
 
 @pytest.fixture(autouse=True)
 def short(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, value in {"TURNS": 1, "MAX_PROMPTS": 2, "MOST": 2}.items():
+    for name, value in {"MEASURED_TURNS": 1, "MAX_PROMPTS": 2, "MAX_DRAFTED": 2}.items():
         monkeypatch.setattr(judgement, name, value)
     before = {*place.rglob("*")}
     yield

@@ -14,9 +14,9 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.distill import (
     DistillOptions,
+    DistillTask,
     Judgement,
     Label,
-    Task,
     distill,
     judge,
     new_draft,
@@ -121,7 +121,7 @@ def test_prompts_are_encoded_once_as_far_as_there_is_memory(
     monkeypatch.setattr("speculative_t5.distill.training.make_batch", counted)
     sizes = [make_batch(each, model).memory.nbytes for each in group(labels, SHORT.batch_tokens)]
     for room in (sum(sizes), sum(sizes) // 2, 0):
-        monkeypatch.setattr("speculative_t5.distill.training.KEPT", room)
+        monkeypatch.setattr("speculative_t5.distill.training.KEPT_BYTES", room)
         training = Training(new_draft(model, SHORT), labels, SHORT)
         encoded.append(0)
         losses.append([training.step(0.5) for _ in range(3 * len(sizes))])
@@ -223,8 +223,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     slow(Training, "save", 6.0)
     slow(stages, "agreement", 9.0)
     for name, value in {
-        "run.SAVE_EVERY": 10, "run.CHECKS": 5, "judgement.TURNS": 1, "judgement.MOST": 2
-    }.items():  # fmt: skip
+        "run.SAVE_EVERY": 10,
+        "run.MAX_CHECKS": 5,
+        "judgement.MEASURED_TURNS": 1,
+        "judgement.MAX_DRAFTED": 2,
+    }.items():
         monkeypatch.setattr(f"speculative_t5.distill.{name}", value)
     return clock
 
@@ -241,7 +244,7 @@ def test_a_run_takes_the_minutes_it_was_given(tmp_path: Path, clock: Any) -> Non
             raise Stop
 
     data = replace(DATA, train=examples(400, 3), valid=examples(150, 4))
-    task, watch = Task(target(), None, "tiny"), Watch(act)
+    task, watch = DistillTask(target(), None, "tiny"), Watch(act)
     while stops:
         with pytest.raises(Stop):
             distill(task, data, output, options, Watch(act), read_by={})

@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, measure
-from speculative_t5.distill import LOSSES, Agreement, Judgement, Speed, Task, judge, training
+from speculative_t5.distill import LOSSES, Agreement, DistillTask, Judgement, Speed, judge, training
 from speculative_t5.distill import judgement as judging
-from speculative_t5.distill.judgement import MOST, speed_of
+from speculative_t5.distill.judgement import MAX_DRAFTED, speed_of
 from speculative_t5.measure import Comparison, Run, comparison
 from speculative_t5.models.t5 import T5, Head
 
@@ -94,7 +94,7 @@ def formula(loss: str, logits: mx.array, labels: mx.array, target: mx.array) -> 
 def test_losses_and_gradients_are_those_of_the_formulas(
     loss: Any, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "LOGITS", 2 * SIZE)  # two places at a time
+    monkeypatch.setattr(training, "MAX_LOGITS", 2 * SIZE)  # two places at a time
     mx.random.seed(1)
     hidden, target = mx.random.normal((PLACES, WIDTH)), 2 * mx.random.normal((PLACES, SIZE))
     weight, labels = mx.random.normal((size, WIDTH)), mx.arange(PLACES) % SIZE
@@ -111,7 +111,7 @@ def test_losses_and_gradients_are_those_of_the_formulas(
     )(hidden)
     assert found[0] == pytest.approx(expected[0].item(), rel=1e-4)
     assert mx.allclose(found[1], expected[1], rtol=1e-4, atol=1e-5)
-    assert max(asked, default=0) <= training.LOGITS, "no more of them exist at a time"
+    assert max(asked, default=0) <= training.MAX_LOGITS, "no more of them exist at a time"
 
 
 JUDGED = [[5, 9, 1], [7, 3, 3, 8, 1], [4, 1]]
@@ -172,7 +172,7 @@ def test_prompts_are_as_many_as_there_is_time_for(
 
     monkeypatch.setattr(measure, "sweep", sweep)
     monkeypatch.setattr(comparison, "sweep", sweep)
-    task, passes = Task(target, None, "big"), 31
+    task, passes = DistillTask(target, None, "big"), 31
     found = judge(
         task, tiny_draft(target), "small", JUDGED, KNOWN,
         max_tokens=10, max_seconds=passes * most, made_by={},
@@ -183,17 +183,17 @@ def test_prompts_are_as_many_as_there_is_time_for(
 @pytest.mark.parametrize("block", [0, 1])
 def test_everything_is_measured(target: T5, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     small: Any = tiny_draft(target, block=block)
-    for name, value in {"TURNS": 2, "MAX_PROMPTS": 2}.items():
+    for name, value in {"MEASURED_TURNS": 2, "MAX_PROMPTS": 2}.items():
         monkeypatch.setattr(judging, name, value)
     seen: list[tuple[int, int]] = []
     found = judge(
-        Task(target, None, "big"), small, "small", JUDGED, KNOWN,
+        DistillTask(target, None, "big"), small, "small", JUDGED, KNOWN,
         max_tokens=10, max_seconds=900.0, made_by={"layers": 1},
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
     total = 10 + 2 * (1 + 2 * 10)
     assert seen == [(done, total) for done in range(1, total + 1)]
-    assert [speed.num_draft for speed in found.speeds] == [*range(1, MOST + 1), "auto"]
+    assert [speed.num_draft for speed in found.speeds] == [*range(1, MAX_DRAFTED + 1), "auto"]
     assert found.prompts == 2 and {speed.same for speed in found.speeds} == {2}
     decoder = SpeculativeDecoder(target, small, num_draft=3)
     stats = [decoder.generate(prompt, max_tokens=10).stats for prompt in JUDGED[:2]]
@@ -203,7 +203,7 @@ def test_everything_is_measured(target: T5, block: int, monkeypatch: pytest.Monk
 
 
 def test_outputs_of_one_token_leave_nothing_to_measure(target: T5) -> None:
-    task, draft = Task(target, None, "big"), tiny_draft(target)
+    task, draft = DistillTask(target, None, "big"), tiny_draft(target)
     found = judge(task, draft, "small", JUDGED, KNOWN, max_tokens=1, max_seconds=900.0, made_by={})
     assert (found.held_out, found.held_out_tokens, found.agreement) == (10, 50, 0.8)
     assert found.tokens_per_pass == [KNOWN.tokens_per_pass(k) for k in range(1, 9)]

@@ -310,8 +310,8 @@ def test_commands_run_in_the_order_of_the_page(
     call = caller(workplace, monkeypatch, capfd)
     use(monkeypatch, hub.endpoint, cache=workplace / "hf")
     if page.name not in CHECKOUT:
-        monkeypatch.setattr(model_folder, "CHECKOUT", None)
-        monkeypatch.setattr(model_folder, "PACKAGE", installed / "speculative_t5")
+        monkeypatch.setattr(model_folder, "CHECKOUT_FOLDER", None)
+        monkeypatch.setattr(model_folder, "PACKAGE_FOLDER", installed / "speculative_t5")
     for command in commands(page):
         if command.startswith(tuple(CHECKED)):
             check_names(command)

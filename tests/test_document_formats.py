@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from speculative_t5.documents import FORMATS, SUFFIXES, format_of, read_file
+from speculative_t5.documents import DOCUMENT_FORMATS, DOCUMENT_SUFFIXES, format_of, read_file
 
 import pytest
 from commands import Call
@@ -47,7 +47,7 @@ def test_a_document_of_word_may_come_from_standard_input(call: Call, here: Path)
 
 
 def test_formats_are_named_by_options_and_suffixes() -> None:
-    assert {format_of(f"A{suffix.upper()}") for suffix in SUFFIXES} == {*FORMATS}
+    assert {format_of(f"A{suffix.upper()}") for suffix in DOCUMENT_SUFFIXES} == {*DOCUMENT_FORMATS}
     assert format_of("-") == format_of("a.log") == format_of("docx") == "txt"
     assert format_of("a.docx", "srt") == "srt"
 
@@ -93,7 +93,7 @@ def test_an_output_has_the_format_that_its_name_says(call: Call, here: Path, for
 
 @pytest.mark.parametrize("content", ["", "\n", " \r\n\t"])
 def test_a_file_with_nothing_in_it_is_copied(call: Call, here: Path, content: str) -> None:
-    suffixes = [suffix for suffix in SUFFIXES if suffix != ".docx" or not content]
+    suffixes = [suffix for suffix in DOCUMENT_SUFFIXES if suffix != ".docx" or not content]
     for suffix in suffixes:
         (here / f"in{suffix}").write_bytes(content.encode())
         done = call("document", f"in{suffix}", "-o", f"out{suffix}")

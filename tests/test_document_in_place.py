@@ -46,7 +46,7 @@ def save_before(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, name, late)
 
 
-@pytest.mark.parametrize("moment", ["report", "replace_unchanged", "_beside", "exchange"])
+@pytest.mark.parametrize("moment", ["report", "replace_unchanged", "_file_beside", "exchange"])
 @pytest.mark.parametrize("more", [(), ("--backup",), ("--backup", "--force")])
 @pytest.mark.parametrize("source", ["in/a.md", "in"])
 def test_what_was_saved_meanwhile_stays(

@@ -82,7 +82,10 @@ BROKEN = {
     "bad types": (replaced(TYPES, b"<Types", b"<Type"), "is no whole document of Word"),
     "other types": (replaced(TYPES, b"document.main", b"x"), "is no whole document of Word"),
     "no types": (packed(lambda parts: parts.pop(TYPES)), "is no whole document of Word"),
-    "encrypted": (word_package.OLD + b"\0" * 600, "has a password, or is of Word before 2007"),
+    "encrypted": (
+        word_package.OLE_MAGIC + b"\0" * 600,
+        "has a password, or is of Word before 2007",
+    ),
     "encrypted parts": (with_flag(8, 1), "has a password"),
     "an unknown compression": (with_flag(10, 99), "is no whole document of Word"),
     "other bytes": (WHOLE.replace(WHOLE[60:70], b"0123456789"), "is no whole document of Word"),
@@ -99,10 +102,10 @@ def test_a_broken_document_of_word_is_one_line(kind: str) -> None:
 
 
 def test_too_much_text_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = packed(lambda parts: parts.update({BODY: b" " * (word_package.MOST_XML + 1)}))
+    large = packed(lambda parts: parts.update({BODY: b" " * (word_package.MAX_XML_BYTES + 1)}))
     with pytest.raises(ValueError, match="unpacks to 101 MB of text, and at most 100 are read"):
         read_file(large, "a.docx")
-    monkeypatch.setattr(word_package, "MOST", 10**6)
+    monkeypatch.setattr(word_package, "MAX_PACKAGE_BYTES", 10**6)
     picture = packed(lambda parts: parts.update({"word/media/a.png": bytes(10**6)}))
     with pytest.raises(ValueError, match=r"unpacks to \d MB of all, and at most 1 are read"):
         read_file(picture, "a.docx")

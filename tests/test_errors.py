@@ -33,6 +33,7 @@ ERRORS = {
     "Failure",
     "Refused",
     "StartError",
+    "Unsupported",
 }
 WITHOUT_A_MESSAGE = {  # of their own
     "AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "PromptTooLong",

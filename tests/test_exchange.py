@@ -169,7 +169,7 @@ def test_a_file_that_a_program_is_writing_is_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").write_bytes(OLD)
-    monkeypatch.setattr(exchange, "PATIENCE", 0.05)
+    monkeypatch.setattr(exchange, "WRITER_SECONDS", 0.05)
     with (tmp_path / "a").open("r+b") as file:
         if not knows_writers(tmp_path / "a"):
             pytest.skip("this disk has no leases")
@@ -305,7 +305,7 @@ def test_files_are_replaced_where_the_system_gives_no_leases(
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(exchange, "PATIENCE", 0.05)
+    monkeypatch.setattr(exchange, "WRITER_SECONDS", 0.05)
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     exchange._has_leases.cache_clear()
     (tmp_path / "a").write_bytes(OLD)

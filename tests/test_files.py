@@ -14,7 +14,7 @@ from speculative_t5.cli.pieces import PartialFile
 from speculative_t5.cli.targets import OutputOptions, partial_file_of
 from speculative_t5.files import replacing, write_whole
 from speculative_t5.tokenizers.prompt_files import (
-    EMPTY,
+    EMPTY_LINE,
     MAX_LINE,
     ONE_OBJECT,
     Line,
@@ -51,7 +51,7 @@ def test_text_has_one_prompt_a_line() -> None:
         (3, 3, ""),
         (4, 4, "last"),
     ]
-    assert [line.error for line in found] == [None, None, EMPTY, None]
+    assert [line.error for line in found] == [None, None, EMPTY_LINE, None]
     assert lines(b"") == []
 
 
@@ -66,7 +66,7 @@ def test_json_lines_have_a_field_and_perhaps_an_id() -> None:
 def test_lines_that_cannot_be_used_have_an_error() -> None:
     assert errors(b'x\n\n[1]\n"s"\n') == [
         f"not JSON: Expecting value at character 1; {ONE_OBJECT}",
-        EMPTY,
+        EMPTY_LINE,
         f"not a JSON object but an array; {ONE_OBJECT}",
         f"not a JSON object but a string; {ONE_OBJECT}",
     ]

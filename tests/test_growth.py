@@ -80,7 +80,9 @@ def test_a_pattern_is_found_wherever_it_stands(tmp_path: Path) -> None:
 def test_loops_and_libraries_take_time_that_grows_with_the_text(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alignment, "STEPS", 100_000)  # beyond which the time grows with the text
+    monkeypatch.setattr(
+        alignment, "DIFFLIB_STEPS", 100_000
+    )  # beyond which the time grows with the text
     for row in loop_rows([name], SIZE, SOME, kept=1):
         check(row)
 

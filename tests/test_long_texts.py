@@ -8,7 +8,7 @@ from typing import Any
 
 from speculative_t5.documents import RewriteOptions, read_file, rewrite, rewriting
 from speculative_t5.documents.rewriting import Document
-from speculative_t5.documents.segments import WINDOW, segments
+from speculative_t5.documents.segments import SEEN_AT_ONCE, segments
 from speculative_t5.documents.splitting import _Fences, _lines, keeps_lines, paragraphs
 from speculative_t5.tokenizers.languages import Languages, is_code
 
@@ -39,7 +39,7 @@ def done(text: str, decoder: Scripted | None = None, **options: Any) -> Any:
 def test_long_paragraphs_are_split_as_a_whole_would_be() -> None:
     rng = random.Random(0)
     for language in ("en", "de", "ja"):
-        for size in (1, 300, 4 * WINDOW // 5):
+        for size in (1, 300, 4 * SEEN_AT_ONCE // 5):
             text = prose(rng, size)
             found = segments(language, text)
             assert "".join(found) == text
@@ -47,11 +47,11 @@ def test_long_paragraphs_are_split_as_a_whole_would_be() -> None:
 
 
 def test_a_sentence_longer_than_what_is_seen_at_a_time_is_one() -> None:
-    long = "He go home " + "!" * 3 * WINDOW + " and so on."
+    long = "He go home " + "!" * 3 * SEEN_AT_ONCE + " and so on."
     assert segments("en", f"He is here. {long}") == ["He is here. ", long]
-    found = segments("en", f"{'go ' * WINDOW}home. She is here.")
+    found = segments("en", f"{'go ' * SEEN_AT_ONCE}home. She is here.")
     assert [each[-8:] for each in found] == ["o home. ", "is here."]
-    for text in ("a" * 5 * WINDOW, "\u201ca " * 2 * WINDOW, "- " * 2 * WINDOW):
+    for text in ("a" * 5 * SEEN_AT_ONCE, "\u201ca " * 2 * SEEN_AT_ONCE, "- " * 2 * SEEN_AT_ONCE):
         assert "".join(segments("en", text)) == text
 
 
@@ -200,5 +200,5 @@ def test_names_of_languages_are_short() -> None:
 
 
 def test_the_bound_of_a_sentence_is_above_all_that_people_write() -> None:
-    assert rewriting.LONGEST > 2 * 64 * 128
-    assert [b - a for a, b in pairwise((WINDOW, rewriting.LONGEST))][0] > 0
+    assert rewriting.MAX_READ > 2 * 64 * 128
+    assert [b - a for a, b in pairwise((SEEN_AT_ONCE, rewriting.MAX_READ))][0] > 0

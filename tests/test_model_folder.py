@@ -20,7 +20,7 @@ from speculative_t5.checkpoints import (
     save_draft,
 )
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.checkpoints.inspection import as_lines, inspect, list_models
+from speculative_t5.checkpoints.inspection import as_listing, inspect, list_models
 from speculative_t5.distill import DistillOptions, new_draft
 from speculative_t5.generation import process_facts
 from speculative_t5.models import T5Config
@@ -42,7 +42,7 @@ SHIPPED = {"correct-base", "correct-draft", "correct-small"}
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The parent of a current folder without models, for a user who has converted none."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
-    monkeypatch.delenv(model_folder.VARIABLE, raising=False)
+    monkeypatch.delenv(model_folder.WEIGHTS_VARIABLE, raising=False)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -64,8 +64,8 @@ def test_shipped_models_are_found(elsewhere: Path, monkeypatch: pytest.MonkeyPat
     package = elsewhere / "site-packages" / "speculative_t5"
     put(elsewhere / "site-packages" / "weights", "of-another-package")
     shutil.copytree(REPOSITORY / "weights", package / "weights")
-    monkeypatch.setattr(model_folder, "PACKAGE", package)
-    monkeypatch.setattr(model_folder, "CHECKOUT", None)
+    monkeypatch.setattr(model_folder, "PACKAGE_FOLDER", package)
+    monkeypatch.setattr(model_folder, "CHECKOUT_FOLDER", None)
     assert {folder.name for folder in model_folder.model_folders()} == SHIPPED
     assert model_folder.find_folder("correct-base") == package / "weights" / "correct-base"
 
@@ -75,7 +75,7 @@ def test_a_name_is_looked_up_in_order(elsewhere: Path, monkeypatch: pytest.Monke
     (named / "weights.npz").rename(named / "model.safetensors")  # the kind of model is no matter
     here = put(Path("weights"))
     user = put(elsewhere / "user" / "speculative_t5" / "weights")
-    monkeypatch.setenv(model_folder.VARIABLE, str(elsewhere / "named"))
+    monkeypatch.setenv(model_folder.WEIGHTS_VARIABLE, str(elsewhere / "named"))
     Path("model").mkdir()  # such as the checkpoint that a model was converted from
     for folder in (named, here, user):
         assert model_folder.find_folder("model") == folder
@@ -95,7 +95,7 @@ def test_new_models_go_to_the_first_folder(
         homeless.setattr(model_folder, "user_data_path", Mock(side_effect=RuntimeError("no home")))
         assert model_folder.new_folder("new") == Path("weights/new")
         assert len(model_folder.weights_folders()) == 2
-    monkeypatch.setenv(model_folder.VARIABLE, str(elsewhere / "named"))
+    monkeypatch.setenv(model_folder.WEIGHTS_VARIABLE, str(elsewhere / "named"))
     assert model_folder.new_folder("new") == elsewhere / "named" / "new"
 
 
@@ -201,7 +201,7 @@ def test_a_quantized_model_is_reported_with_all_its_parameters(
     found = inspect(str(source))
     quantized = inspect(str(convert(str(source), Path("out"), quantize=4)))
     assert quantized.config.quantization and quantized.num_parameters == found.num_parameters
-    assert f"  quantized   to {quantized.config.quantization}" in [*as_lines(quantized)]
+    assert f"  quantized   to {quantized.config.quantization}" in [*as_listing(quantized)]
 
 
 def test_drafts_share_the_tokenizer_and_are_smaller(
@@ -431,4 +431,4 @@ def test_a_gpu_keeps_float16_where_it_does_not_overflow(
     listed = {model.folder.name: model.default_type for model in list_models()}
     assert listed["model"] == found and listed["correct-draft"] is None
     computes = f"  computes    in {dtype_name(expected)} on this device by default: "
-    assert any(line.startswith(computes) for line in as_lines(inspect("weights/model")))
+    assert any(line.startswith(computes) for line in as_listing(inspect("weights/model")))

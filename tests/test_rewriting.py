@@ -19,7 +19,7 @@ from speculative_t5.documents import (
     lines,
     rewrite,
 )
-from speculative_t5.documents.comparison import CONTEXT
+from speculative_t5.documents.comparison import CONTEXT_LINES
 from speculative_t5.documents.layout import arranged, same_facts, similarity
 from speculative_t5.errors import rounded_down
 
@@ -359,7 +359,7 @@ def test_lines_stand_side_by_side_with_what_changed(done: Rewritten) -> None:
     assert kept[1][1] == "She <i>\u2603</i> go."
     assert kept[1][3] == kept[1][1] + "kept: the model's vocabulary lacks \u2603"
     far = [cells[0] for kind, cells in rows if kind == "far"]
-    total = len(lines(PAGE_TEXT)) - (1 + CONTEXT) - (1 + 2 * CONTEXT)
+    total = len(lines(PAGE_TEXT)) - (1 + CONTEXT_LINES) - (1 + 2 * CONTEXT_LINES)
     assert sum(int(re.findall(r"^\d+", text)[0]) for text in far) == total and len(far) == 2
     marked = [(mark.tag, mark.text) for mark in table.iter() if mark.tag in ("ins", "del")]
     assert marked == [("del", "go"), ("ins", "goes")]

@@ -87,10 +87,10 @@ def test_what_a_server_must_not_do_ends_the_test(
     for name, fault, message in (
         ("answer_error", lenient, "was answered with status 200"),
         ("answer_error", traceback, "another message than one line"),
-        ("DONE", "", "has no end, no finish_reason or no usage"),
-        ("PING", "", "a stream ended by an error: decoding has failed"),
+        ("DONE_EVENT", "", "has no end, no finish_reason or no usage"),
+        ("PING_EVENT", "", "a stream ended by an error: decoding has failed"),
     ):
-        if name == "PING":
+        if name == "PING_EVENT":
             prompts.write_text(f"a b {FAIL}\n")
         with monkeypatch.context() as patch:
             patch.setattr(app, name, fault)

@@ -13,7 +13,7 @@ from typing import Any
 from speculative_t5.decoding import FinishReason
 from speculative_t5.decoding.results import Tally
 from speculative_t5.generation import MEANINGS, ORIGIN_STYLES, Chunk, GenerationOptions
-from speculative_t5.serve.page import CSP, PAGE
+from speculative_t5.serve.page import CONTENT_POLICY, PAGE_HTML
 from speculative_t5.serve.requests import Refused
 
 import pytest
@@ -31,36 +31,40 @@ from serving import (
 
 def test_colours_and_legend_are_those_of_notebooks() -> None:
     for kind, style in ORIGIN_STYLES.items():
-        assert (f".{kind} {{ {style};" in PAGE) == bool(style)
-        assert f'<b class="{kind}">{kind}</b> {MEANINGS[kind].replace(chr(39), "&#x27;")}' in PAGE
+        assert (f".{kind} {{ {style};" in PAGE_HTML) == bool(style)
+        assert (
+            f'<b class="{kind}">{kind}</b> {MEANINGS[kind].replace(chr(39), "&#x27;")}' in PAGE_HTML
+        )
 
 
 def test_the_page_loads_nothing_and_its_policy_allows_nothing_else(server: Served) -> None:
     response = server.client.get("/")
-    assert response.headers["content-type"].startswith("text/html") and response.text == PAGE
-    assert response.headers["content-security-policy"] == CSP
-    assert not re.search(r"https?:|//\w|url\(|@import|\bsrc=|<iframe|<object", PAGE)
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", PAGE)
-    assert not re.search(r"localStorage|sessionStorage|indexedDB|cookie", PAGE)
-    policy = dict(part.split(" ", 1) for part in CSP.split("; "))
+    assert response.headers["content-type"].startswith("text/html") and response.text == PAGE_HTML
+    assert response.headers["content-security-policy"] == CONTENT_POLICY
+    assert not re.search(r"https?:|//\w|url\(|@import|\bsrc=|<iframe|<object", PAGE_HTML)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", PAGE_HTML
+    )
+    assert not re.search(r"localStorage|sessionStorage|indexedDB|cookie", PAGE_HTML)
+    policy = dict(part.split(" ", 1) for part in CONTENT_POLICY.split("; "))
     assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
     for tag, rule in (("script", "script-src"), ("style", "style-src")):
-        ((inside),) = re.findall(f"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
+        ((inside),) = re.findall(f"<{tag}>(.*?)</{tag}>", PAGE_HTML, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
         assert policy[rule] == f"'sha256-{digest}'"
 
 
 def test_fields_have_labels_and_nothing_is_inline() -> None:
-    fields = re.findall(r'<(?:input|textarea|select)[^>]* id="(\w+)"', PAGE)
+    fields = re.findall(r'<(?:input|textarea|select)[^>]* id="(\w+)"', PAGE_HTML)
     assert fields == [
         "mode_correct", "mode_translate", "mode_try", "prompt", "file", "models", "language",
         "from", "to", "max_tokens", "temperature", "speculative", "key",
     ]  # fmt: skip
-    labels = re.findall(r"<label.*?</label>", PAGE, re.DOTALL)
+    labels = re.findall(r"<label.*?</label>", PAGE_HTML, re.DOTALL)
     for field in fields:
         assert any(f'for="{field}"' in each or f'id="{field}"' in each for each in labels), field
     assert not re.search(
-        r"<[^>]+ (style|on\w+)=", re.sub(r"<script>.*</script>", "", PAGE, flags=re.S)
+        r"<[^>]+ (style|on\w+)=", re.sub(r"<script>.*</script>", "", PAGE_HTML, flags=re.S)
     )
 
 

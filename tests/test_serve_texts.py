@@ -197,8 +197,8 @@ def test_languages_and_wrong_fields_are_refused_in_one_line() -> None:
     assert found["language"]["code"] == "fr" and found["matches"] == []
     reason = "the text seems to be French (fr), and the model corrects English (en), German (de)"
     assert found["warnings"] == {"incompleteResults": True, "incompleteResultsReason": reason}
-    assert languagetool.fits({"text": french, "language": "en_GB"}, texts.tokenizer)
-    assert not languagetool.fits({"text": french, "language": "auto"}, texts.tokenizer)
+    assert languagetool.corrects({"text": french, "language": "en_GB"}, texts.tokenizer)
+    assert not languagetool.corrects({"text": french, "language": "auto"}, texts.tokenizer)
     for language in ("en", "en-US", "de_AT", "auto"):
         assert texts.check("ach so.", language=language)
     cases: Any = (

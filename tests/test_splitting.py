@@ -1,7 +1,7 @@
 """Which parts of a text are sentences, and where they stand."""
 
 from speculative_t5.documents.splitting import (
-    LANGUAGES,
+    SENTENCE_LANGUAGES,
     keeps_lines,
     paragraphs,
     sentences,
@@ -112,7 +112,7 @@ def test_rules_are_those_of_the_language() -> None:
     assert found(german, "de") == [(1, "Am 3. Mai kam Dr. Meier."), (1, "Er blieb.")]
     text = "\u3053\u308c\u306f\u6587\u3067\u3059\u3002\u4e8c\u3064\u76ee\u3067\u3059\u3002"
     assert [part for _, part in found(text, "ja")] == [text[:7], text[7:]], "without a space"
-    for language in LANGUAGES:
+    for language in SENTENCE_LANGUAGES:
         assert len(found("He is here! He is there!", language)) in (1, 2)
 
 

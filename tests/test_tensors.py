@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5.checkpoints.tensors import NewTensor, read_npz, read_safetensors, write_npz
-from speculative_t5.checkpoints.torch_bin import MAGIC, PROTOCOL, read_bin
+from speculative_t5.checkpoints.torch_bin import OLD_MAGIC, OLD_PROTOCOL, read_bin
 
 import mlx.core as mx
 import numpy as np
@@ -200,7 +200,7 @@ def wrap(path: Path, old: bool, pickled: bytes, count: int = 16) -> Path:
             archive.writestr("a/data/0", bytes(64))
         return path
     with path.open("wb") as file:
-        for plain in (MAGIC, PROTOCOL, {"little_endian": True}):
+        for plain in (OLD_MAGIC, OLD_PROTOCOL, {"little_endian": True}):
             pickle.dump(plain, file, 2)
         file.write(pickled)
         pickle.dump(["0"], file, 2)

@@ -10,7 +10,7 @@ from typing import Any
 from speculative_t5 import distributed
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.cli.job import UNDONE
-from speculative_t5.distributed import Message, ProcessGroup
+from speculative_t5.distributed import ProcessGroup, ProcessMessage
 
 import mlx.core as mx
 import pytest
@@ -225,13 +225,13 @@ def test_a_launched_process_may_be_the_only_one(
 def test_a_process_of_another_version_is_named(
     here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exchange(_: object, message: Message) -> list[Message]:
+    def exchange(_: object, message: ProcessMessage) -> list[ProcessMessage]:
         other = {"facts": {"the version of speculative_t5": "0.1"}, "own": {}}
         return [message, other]
 
     monkeypatch.setenv("MLX_RANK", "0")
     monkeypatch.setattr(mx.distributed, "init", Pair)
-    monkeypatch.setattr(distributed, "exchange", exchange)
+    monkeypatch.setattr(distributed, "exchange_messages", exchange)
     monkeypatch.setattr(distributed, "_current", None)
     done = call(*PAIR, "--prompt", "old man")
     done.check_error("differ in the version of speculative_t5: 0.1, not")
@@ -242,12 +242,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the first of two processes tells the other one, which does not answer."""
     found: list[str] = []
 
-    def exchange(_: object, message: Message) -> list[Message]:
+    def exchange(_: object, message: ProcessMessage) -> list[ProcessMessage]:
         found.extend(message.values())
         return [message]
 
     monkeypatch.setattr(distributed, "_current", ProcessGroup(Pair()))  # type: ignore[arg-type]
-    monkeypatch.setattr(distributed, "exchange", exchange)
+    monkeypatch.setattr(distributed, "exchange_messages", exchange)
     return found
 
 

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Annotated, Any
 from unittest.mock import patch
 
-from speculative_t5.checkpoints.conversion import new_layout, num_bytes, quantized
+from speculative_t5.checkpoints.conversion import bytes_of_layout, new_layout, quantized
 from speculative_t5.checkpoints.t5 import parameter_shapes
 from speculative_t5.decoding import LanguageModel
 from speculative_t5.measure import config_of_shape
@@ -252,7 +252,7 @@ def memory(config: ModelConfig) -> int:
 
     All are in 16 bits, except matrices that are quantized.
     """
-    return num_bytes(new_layout(config, mx.bfloat16)) + cached_bytes(config, 512 + 256)
+    return bytes_of_layout(new_layout(config, mx.bfloat16)) + cached_bytes(config, 512 + 256)
 
 
 def gemma_rows() -> Iterator[tuple[str, ...]]:

@@ -159,7 +159,7 @@ def grown(text: str) -> str:
 @contextmanager
 def unlimited() -> Iterator[None]:
     """Switch off the length that a sentence may have."""
-    with patch.object(rewriting, "LONGEST", 10**9):
+    with patch.object(rewriting, "MAX_READ", 10**9):
         yield
 
 

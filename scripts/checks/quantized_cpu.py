@@ -23,7 +23,7 @@ from statistics import median
 
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.checkpoints.dequantizing import KEEP
+from speculative_t5.checkpoints.dequantizing import KEEP_VARIABLE
 from speculative_t5.checkpoints.model_folder import write_folder
 from speculative_t5.checkpoints.tensors import NewTensor, as_numpy, parameters_of
 from speculative_t5.measure import config_of_shape
@@ -68,7 +68,7 @@ def made(shape: str, folder: Path) -> Path:
 
 def opened(folder: Path, *, kept: bool = False) -> SpeculativeDecoder:
     """Load a folder for plain decoding, quantized as it is stored if it is to be kept so."""
-    os.environ[KEEP] = "1" if kept else "0"
+    os.environ[KEEP_VARIABLE] = "1" if kept else "0"
     with warnings.catch_warnings(action="ignore"):
         decoder = SpeculativeDecoder(load(folder)[0])
     decoder.generate([5, 1], max_tokens=2)  # compiles

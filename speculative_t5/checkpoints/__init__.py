@@ -8,12 +8,12 @@
 from .conversion import convert
 from .dequantizing import loaded_size
 from .hub import Download, announce_downloads, find_cached, or_nearest
-from .inspection import Listed, as_lines, inspect, list_models
+from .inspection import Listed, as_listing, inspect, list_models
 from .loading import DTYPES, as_dtype, default_type_of, load, locate, read_tokenizer
 from .model_folder import (
     ModelFolder,
-    convert_command,
     find_folder,
+    how_to_convert,
     model_folders,
     name_of_folder,
     named_draft,

@@ -19,21 +19,25 @@ from ..errors import printable, read_json, shown
 from .model_folder import ADAPTER_CONFIG, ModelFolder
 from .tensors import Shape, StoredTensor, as_mlx, as_numpy
 
-AGAIN = "download or save the adapter again"
+SAVE_ADAPTER_AGAIN = "download or save the adapter again"
 MOST_ALPHA = 10**6
-LONGEST = 255  # characters of a base's name or path
+MAX_BASE_NAME = 255  # characters of a base's name or path
 # Settings by which an adapter computes something else than what is merged here.
-NOT_OFFERED = ("alora_invocation_tokens", "alpha_pattern", "arrow_config", "kasa_config",
+UNMERGEABLE = ("alora_invocation_tokens", "alpha_pattern", "arrow_config", "kasa_config",
                "layer_replication", "lora_bias", "monteclora_config", "target_parameters",
                "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config")  # fmt: skip
 # Beginnings that moved a part of the base's weights into the adapter.
 TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
-EMBEDDING_A, EMBEDDING_B, LENGTHS = "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"
-_PART = re.compile(rf"(.+)\.(lora_A|lora_B|{EMBEDDING_A}|{EMBEDDING_B}|{LENGTHS})(?:\.weight)?")
+EMBEDDING_A, EMBEDDING_B, MAGNITUDES = (
+    "lora_embedding_A",
+    "lora_embedding_B",
+    "lora_magnitude_vector",
+)
+_PART = re.compile(rf"(.+)\.(lora_A|lora_B|{EMBEDDING_A}|{EMBEDDING_B}|{MAGNITUDES})(?:\.weight)?")
 
 
 @dataclass
-class Change:
+class WeightChange:
     """What an adapter does to one weight: puts another one in its place, adds to it, or both."""
 
     whole: StoredTensor | None = None
@@ -44,7 +48,7 @@ class Change:
 class Merged(StoredTensor):
     """A weight (rows, columns), changed in float32 some rows at a time."""
 
-    change: Change
+    change: WeightChange
     scale: float
 
     def read(self) -> np.ndarray:
@@ -52,7 +56,7 @@ class Merged(StoredTensor):
 
     def blocks(self) -> Iterator[np.ndarray]:
         stored = self.change.parts.items()
-        parts = {name: _float32(part.read(), part.dtype) for name, part in stored}
+        parts = {name: _array_in_float32(part.read(), part.dtype) for name, part in stored}
         if EMBEDDING_A in parts:
             up, down = parts[EMBEDDING_A].T, parts[EMBEDDING_B].T
         else:
@@ -60,9 +64,9 @@ class Merged(StoredTensor):
         first = 0
         for block in super().blocks():
             rows = slice(first, first := first + len(block))
-            made = _float32(block, self.dtype) + self.scale * (up[rows] @ down)
-            if LENGTHS in parts:
-                made *= (parts[LENGTHS][rows] / np.linalg.norm(made, axis=1))[:, None]
+            made = _array_in_float32(block, self.dtype) + self.scale * (up[rows] @ down)
+            if MAGNITUDES in parts:
+                made *= (parts[MAGNITUDES][rows] / np.linalg.norm(made, axis=1))[:, None]
             yield as_numpy(mx.array(made).astype(self.dtype))
 
 
@@ -75,8 +79,8 @@ class Adapter:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The object in adapter_config.json; an adapter that cannot be merged is refused."""
-        config = read_json(self.folder.path / ADAPTER_CONFIG, AGAIN)
-        wrong = [name for name in NOT_OFFERED if config.get(name)]
+        config = read_json(self.folder.path / ADAPTER_CONFIG, SAVE_ADAPTER_AGAIN)
+        wrong = [name for name in UNMERGEABLE if config.get(name)]
         if config.get("peft_type") != "LORA":
             wrong = ["peft_type"]
         elif str(config.get("init_lora_weights")).lower().startswith(TAKEN_FROM_BASE):
@@ -92,11 +96,11 @@ class Adapter:
     def base(self) -> str | None:
         """The name or path of the model that it was trained on, if it says so."""
         name = self.config.get("base_model_name_or_path")
-        return name if isinstance(name, str) and 0 < len(name) <= LONGEST else None
+        return name if isinstance(name, str) and 0 < len(name) <= MAX_BASE_NAME else None
 
-    def changes(self) -> dict[str, Change]:
+    def changes(self) -> dict[str, WeightChange]:
         """Return what the adapter changes, by the names of weights in the trained model."""
-        found: dict[str, Change] = {}
+        found: dict[str, WeightChange] = {}
         stored = self.folder.tensors()
         for name, tensor in stored.items():
             # Of a module that was trained whole PEFT may also store what it was before.
@@ -106,7 +110,7 @@ class Adapter:
             name = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
             name = name.replace(".modules_to_save.", ".")
             part = _PART.fullmatch(name)
-            change = found.setdefault(f"{part[1]}.weight" if part else name, Change())
+            change = found.setdefault(f"{part[1]}.weight" if part else name, WeightChange())
             if part:
                 change.parts[part[2]] = tensor
             else:
@@ -114,7 +118,7 @@ class Adapter:
         return found
 
     def merge(
-        self, tensors: Mapping[str, StoredTensor], changes: Mapping[str, Change], head: str
+        self, tensors: Mapping[str, StoredTensor], changes: Mapping[str, WeightChange], head: str
     ) -> dict[str, StoredTensor]:
         """Return the tensors of a base with `changes`, whose names and shapes are checked.
 
@@ -123,7 +127,9 @@ class Adapter:
         base = printable(self.base or "the model that it was trained on")
         advice = f"give {base} as the model, or merge it with PEFT"
         if not changes:
-            raise ValueError(f"{self.folder.path} changes nothing in a model of texts: {AGAIN}")
+            raise ValueError(
+                f"{self.folder.path} changes nothing in a model of texts: {SAVE_ADAPTER_AGAIN}"
+            )
         merged = dict(tensors)
         for name, change in changes.items():
             stored = change.whole or tensors.get(name)
@@ -171,9 +177,9 @@ def _expected(stored: Shape, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     rows, columns = stored if len(stored) == 2 else (0, 0)
     if EMBEDDING_A in shapes:
         return {EMBEDDING_A: (rank, rows), EMBEDDING_B: (columns, rank)}
-    lengths = {LENGTHS: (rows,)} if LENGTHS in shapes else {}
+    lengths = {MAGNITUDES: (rows,)} if MAGNITUDES in shapes else {}
     return {"lora_A": (rank, columns), "lora_B": (rows, rank), **lengths}
 
 
-def _float32(array: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
+def _array_in_float32(array: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
     return as_numpy(as_mlx(array, dtype).astype(mx.float32))

@@ -16,7 +16,7 @@ from .hub import download, flat_name, look_up
 from .loading import as_dtype, locate, resolved, short_name
 from .model_folder import ModelFolder
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
-from .tasks import TASKS
+from .tasks import TASK_PARAMS
 from .tensors import NewTensor, Shape, as_mlx, as_numpy, dtype_name
 
 Layout = dict[str, tuple[Shape, mx.Dtype]]  # the tensors to write, by name
@@ -96,7 +96,7 @@ def convert(
         raise ValueError(
             f"{output} exists: use --force to replace it, or --output to name another folder"
         )
-    model_folder.check_replaceable(output)
+    model_folder.check_model_replaceable(output)
     extra: dict[str, Any] = {}
     if source is None and adapter is None:
         source, files = look_up(model, revision)
@@ -129,7 +129,7 @@ def convert(
         _config_json(config, source) | _own_settings(source) | extra,
         _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress),
         _small_files(source),
-        num_bytes=num_bytes(layout),
+        num_bytes=bytes_of_layout(layout),
     )
     return output
 
@@ -162,7 +162,7 @@ def _own_settings(source: ModelFolder) -> dict[str, Any]:
     """Return the settings that a config.json has beside the model's own: ours, and of tasks."""
     names = ("prefix", "draft", "min_probability", "corrects")
     checked = {name: getattr(source, name) for name in names}
-    others = (TASKS, "languages", "trained_length", "tokenizer_class", "split_special_tokens")
+    others = (TASK_PARAMS, "languages", "trained_length", "tokenizer_class", "split_special_tokens")
     own = checked | {name: source.config.get(name) for name in others}
     return {name: value for name, value in own.items() if value}
 
@@ -201,7 +201,7 @@ def new_layout(config: ModelConfig, dtype: mx.Dtype | Mapping[str, mx.Dtype]) ->
     return layout
 
 
-def num_bytes(layout: Layout) -> int:
+def bytes_of_layout(layout: Layout) -> int:
     """Return the bytes of all tensors of a layout."""
     return sum(math.prod(shape) * dtype.size for shape, dtype in layout.values())
 
@@ -226,7 +226,7 @@ def _new_tensors(
         nonlocal done
         for name in sources:
             for block in stored[name].blocks():
-                yield _checked(name, block, stored[name].dtype, dtype, allow_nonfinite)
+                yield _checked_block(name, block, stored[name].dtype, dtype, allow_nonfinite)
                 done += block.nbytes
                 progress(done, total)
 
@@ -244,7 +244,7 @@ def _new_tensors(
             yield NewTensor(other, *layout[other], part)
 
 
-def _checked(
+def _checked_block(
     name: str, block: np.ndarray, old: mx.Dtype, new: mx.Dtype, allow_nonfinite: bool
 ) -> np.ndarray:
     """Return a block in its new type; refuse numbers that are not finite, or not in that type."""

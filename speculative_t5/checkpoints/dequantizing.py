@@ -23,8 +23,10 @@ from .model_folder import ModelFolder
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
 from .tensors import Sources, StoredTensor, as_mlx, as_numpy, dtype_name
 
-KEEP = "SPECULATIVE_T5_KEEP_QUANTIZED"  # "1" leaves a quantized model as it is on a CPU, too
-SPARE = 2**29  # bytes that a program needs besides weights
+KEEP_VARIABLE = (
+    "SPECULATIVE_T5_KEEP_QUANTIZED"  # "1" leaves a quantized model as it is on a CPU, too
+)
+SPARE_BYTES = 2**29  # bytes that a program needs besides weights
 
 
 def for_this_device(
@@ -32,16 +34,16 @@ def for_this_device(
 ) -> Checkpoint:
     """Return the checkpoint in a folder as this device is to read it; warn if that is another one.
 
-    On a CPU a quantized one is dequantized, unless `KEEP` is set, or the part of each of the
-    `processes` that share the model would take more memory in `dtype` than is free.
+    On a CPU a quantized one is dequantized, unless `KEEP_VARIABLE` is set, or the part of each of
+    the `processes` that share the model would take more memory in `dtype` than is free.
     """
     how = checkpoint.config.quantization
-    if how is None or not device.on_cpu() or os.environ.get(KEEP) == "1":
+    if how is None or not device.on_cpu() or os.environ.get(KEEP_VARIABLE) == "1":
         return checkpoint
     dense, free, wanted = dequantized(checkpoint), device.free_memory(), dtype_name(dtype)
-    size = num_bytes(dense, dtype) / processes
+    size = bytes_of_weights(dense, dtype) / processes
     begin = f"{path} is stored in {how.bits} bits, which CPUs decode many times slower"
-    if free is not None and size + SPARE > free:
+    if free is not None and size + SPARE_BYTES > free:
         warnings.warn(
             f"{begin}; it stays so, as {wanted} would take {rounded_up(size / 1e9, 2)} GB of "
             f"memory, and {rounded_down(free / 1e9, 2)} GB are free",
@@ -50,7 +52,8 @@ def for_this_device(
         return checkpoint
     warnings.warn(
         f"{begin}: it is read as {wanted}, which takes {size / 1e9:.2f} GB of memory instead of "
-        f"{num_bytes(checkpoint) / processes / 1e9:.2f} ({KEEP}=1 leaves it as it is)",
+        f"{bytes_of_weights(checkpoint) / processes / 1e9:.2f} ({KEEP_VARIABLE}=1 leaves it as "
+        "it is)",
         stacklevel=4,
     )
     return dense
@@ -61,11 +64,11 @@ def loaded_size(folder: ModelFolder) -> int:
     if folder.kind == "t5" and folder.setting("quantization") and device.on_cpu():
         with warnings.catch_warnings(action="ignore"):
             read = for_this_device(folder.path, open_checkpoint(folder))
-        return num_bytes(read, None if read.config.quantization else mx.float32)
+        return bytes_of_weights(read, None if read.config.quantization else mx.float32)
     return sum(file.stat().st_size for file in folder.path.iterdir() if file.is_file())
 
 
-def num_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None = None) -> int:
+def bytes_of_weights(checkpoint: Checkpoint, dtype: mx.Dtype | None = None) -> int:
     """Return the bytes of all weights, in a type or in those that they are stored in."""
     return sum(
         math.prod(tensor.shape) * (dtype or tensor.dtype).size
@@ -81,7 +84,7 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     tensors = {}
     for name, shape in parameter_shapes(config).items():
         tensors[name] = checkpoint.tensors[name]
-        if parts := _parts(checkpoint, name):
+        if parts := _quantized_parts(checkpoint, name):
             tensors[name] = StoredTensor(shape, mx.float32, partial(_dequantize, how, *parts))
     parameters: dict[str, Sources] = {n: {n: tensor.shape} for n, tensor in tensors.items()}
     return dataclasses.replace(checkpoint, config=config, tensors=tensors, parameters=parameters)
@@ -91,13 +94,13 @@ def steps_of(checkpoint: Checkpoint) -> Steps:
     """Return how far quantization moved the numbers that identify a model, see `Steps`."""
     how, steps = checkpoint.config.quantization, []
     for name in checkpoint.parameters:
-        if how is not None and (parts := _parts(checkpoint, name)):
-            module, scales = name.removesuffix(".weight"), _float32(parts[1])
+        if how is not None and (parts := _quantized_parts(checkpoint, name)):
+            module, scales = name.removesuffix(".weight"), _read_in_float32(parts[1])
             steps.append((module, quantization_step(module, scales, how.group_size)))
     return tuple(steps)
 
 
-def _parts(checkpoint: Checkpoint, name: str) -> list[StoredTensor]:
+def _quantized_parts(checkpoint: Checkpoint, name: str) -> list[StoredTensor]:
     """Return a quantized matrix with its scales and biases; [] for other weights."""
     module = name.removesuffix(".weight")
     names = [f"{module}.{part}" for part in ("weight", "scales", "biases")]
@@ -109,9 +112,9 @@ def _dequantize(
     how: Quantization, packed: StoredTensor, scales: StoredTensor, biases: StoredTensor
 ) -> np.ndarray:
     weight = as_mlx(packed.read(), packed.dtype)
-    small = _float32(scales), _float32(biases)
+    small = _read_in_float32(scales), _read_in_float32(biases)
     return as_numpy(mx.dequantize(weight, *small, how.group_size, how.bits))
 
 
-def _float32(tensor: StoredTensor) -> mx.array:
+def _read_in_float32(tensor: StoredTensor) -> mx.array:
     return as_mlx(tensor.read(), tensor.dtype).astype(mx.float32)

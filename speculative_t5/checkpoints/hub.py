@@ -15,14 +15,14 @@ from .model_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     SMALL_FILES,
-    WEIGHTS,
+    WEIGHTS_FILES,
     ModelFolder,
     read_index,
 )
 from .nearest import nearest
 
 TIMEOUT = 10.0  # seconds
-LARGE = 10**9  # bytes, above which a download is announced
+LARGE_DOWNLOAD = 10**9  # bytes, above which a download is announced
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def look_up(name: str, revision: str | None = None) -> tuple[ModelFolder, dict[s
         files = _list_files(name, revision)
         cached = files is None and isinstance(try_to_load_from_cache(name, ADAPTER_CONFIG), str)
         listed = set(files or ())
-        is_adapter = cached or (ADAPTER_CONFIG in listed and listed.isdisjoint(WEIGHTS))
+        is_adapter = cached or (ADAPTER_CONFIG in listed and listed.isdisjoint(WEIGHTS_FILES))
         first = ADAPTER_CONFIG if is_adapter else "config.json"
         path = hf_hub_download(name, first, revision=revision, local_files_only=files is None)
         folder = ModelFolder(Path(path).parent)
@@ -131,14 +131,14 @@ def download(name: str, folder: ModelFolder, files: Mapping[str, int] | None) ->
     from huggingface_hub import hf_hub_download, snapshot_download
 
     if files is not None:
-        file = next((file for file in (*WEIGHTS, *ADAPTER_WEIGHTS) if file in files), None)
+        file = next((file for file in (*WEIGHTS_FILES, *ADAPTER_WEIGHTS) if file in files), None)
         if file is None:
             known = (".safetensors", ".bin", ".h5", ".msgpack", ".gguf", ".onnx", ".pt")
             others = sorted(f for f in files if f.endswith(known))
             raise ValueError(
-                f"{name} on the Hub has no weights that can be read: expected {WEIGHTS[0]} or "
-                f"{WEIGHTS[2]}, whole or in shards, found {', '.join(others[:3]) or 'neither'}; "
-                "choose a repository that has them"
+                f"{name} on the Hub has no weights that can be read: expected {WEIGHTS_FILES[0]} "
+                f"or {WEIGHTS_FILES[2]}, whole or in shards, found "
+                f"{', '.join(others[:3]) or 'neither'}; choose a repository that has them"
             )
         # An adapter that enlarges its model's vocabulary comes with the tokenizer.
         small = (*TOKENIZER_FILES, "tokenizer.model") if file in ADAPTER_WEIGHTS else ()
@@ -185,7 +185,7 @@ def _check_size(name: str, commit: str, files: Mapping[str, int]) -> None:
     existing = next(path for path in (cache, *cache.absolute().parents) if path.exists())
     found = Download(name, sum(missing), shutil.disk_usage(existing).free, cache)
     found.check()
-    if found.size > LARGE:
+    if found.size > LARGE_DOWNLOAD:
         _announce(found)
 
 

@@ -72,7 +72,7 @@ def inspect(model: str, *, adapter: str | None = None, revision: str | None = No
         config=config,
         vocabulary=tokenizer.vocabulary,
         num_parameters=count,
-        stored=_names(kinds.values()),
+        stored=_dtype_names(kinds.values()),
         default_type=chosen,
         drafts=_drafts(target, folder.draft, _find_models()),
     )
@@ -107,13 +107,13 @@ def _list_model(folder: ModelFolder, size: int) -> Listed:
         base = Adapter(folder).base or "a model that it does not name"
         tensors = folder.tensors().values()
         count = sum(math.prod(tensor.shape) for tensor in tensors)
-        stored = _names(tensor.dtype for tensor in tensors)
+        stored = _dtype_names(tensor.dtype for tensor in tensors)
         return Listed(path, f"adapter for {printable(base)}", count, stored, size)
     if folder.kind == "t5-draft":
         target, count = inspect_draft(folder)
         return Listed(path, "draft", count, ("float16",), size, draft_for=target)
     checkpoint, tokenizer = open_checkpoint(folder), folder.tokenizer()
-    config, stored = checkpoint.config, _names(checkpoint.dtypes.values())
+    config, stored = checkpoint.config, _dtype_names(checkpoint.dtypes.values())
     if config.quantization:
         stored = (f"{config.quantization.bits} bits",)
     count, vocabulary = num_parameters(config), tokenizer.vocabulary
@@ -123,7 +123,7 @@ def _list_model(folder: ModelFolder, size: int) -> Listed:
     return Listed(path, name, count, stored, size, chosen, vocabulary=vocabulary)
 
 
-def _names(dtypes: Iterable[mx.Dtype]) -> tuple[str, ...]:
+def _dtype_names(dtypes: Iterable[mx.Dtype]) -> tuple[str, ...]:
     return tuple(sorted(map(dtype_name, {*dtypes})))
 
 
@@ -162,7 +162,7 @@ def family(config: ModelConfig, tokenizer: Tokenizer) -> str:
     return "T5 v1.1 (as flan-t5, coedit)" if config.gated else "T5 v1.0"
 
 
-def as_lines(found: Inspection) -> Iterator[str]:
+def as_listing(found: Inspection) -> Iterator[str]:
     """Yield the lines of a report for people."""
     config = found.config
     yield found.name

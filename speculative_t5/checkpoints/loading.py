@@ -254,7 +254,9 @@ def _load_t5(
     if group is not None:
         assert isinstance(model, T5)
         shard(model, group)
-    weights = [(name, _read(checkpoint, name, dtype, group)) for name in checkpoint.parameters]
+    weights = [
+        (name, _read_parameter(checkpoint, name, dtype, group)) for name in checkpoint.parameters
+    ]
     model.load_weights(weights)
     info = model.info.with_vocabulary(tokenizer.vocabulary)
     model.info = replace(info, constraints=constraints)
@@ -271,7 +273,7 @@ def _with_end_of(tokenizer: Tokenizer, config: ModelConfig) -> ModelConfig:
     return config
 
 
-def _read(
+def _read_parameter(
     checkpoint: Checkpoint, name: str, dtype: mx.Dtype, group: mx.distributed.Group | None
 ) -> mx.array:
     """Read a parameter, or this process's part of it."""

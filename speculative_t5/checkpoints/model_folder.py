@@ -33,23 +33,27 @@ from ..tokenizers import (
     has_tokenizer,
     load_tokenizer,
 )
-from .tensors import AGAIN, NewTensor, StoredTensor, read_safetensors, write_npz
+from .tensors import GET_MODEL_AGAIN, NewTensor, StoredTensor, read_safetensors, write_npz
 from .torch_bin import read_bin
 
-VARIABLE = "SPECULATIVE_T5_WEIGHTS"  # names the folder that comes before all others
-PACKAGE = Path(__file__).parent.parent
-CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "convert.py").is_file() else None
+WEIGHTS_VARIABLE = "SPECULATIVE_T5_WEIGHTS"  # names the folder that comes before all others
+PACKAGE_FOLDER = Path(__file__).parent.parent
+CHECKOUT_FOLDER = (
+    PACKAGE_FOLDER.parent if (PACKAGE_FOLDER.parent / "convert.py").is_file() else None
+)
 # Names of a Hugging Face checkpoint's weights, in order of preference.
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json",
+WEIGHTS_FILES = ("model.safetensors", "model.safetensors.index.json",
            "pytorch_model.bin", "pytorch_model.bin.index.json")  # fmt: skip
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 # What PEFT saves of a model whose vocabulary was enlarged.
-_EMBEDDINGS = (".shared.weight", ".embed_tokens.weight")
+_ADAPTED_EMBEDDINGS = (".shared.weight", ".embed_tokens.weight")
 GENERATION_CONFIG = "generation_config.json"
 SMALL_FILES = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "tokenizer.model")
-BUSY = "another conversion is at work on it: wait for it to end, or choose another --output"
-BLOCK, BLOCKS = 2**16, 64  # bytes, and how many of each file are read for a digest
+FOLDER_IS_BUSY = (
+    "another conversion is at work on it: wait for it to end, or choose another --output"
+)
+DIGEST_BLOCK, DIGEST_BLOCKS = 2**16, 64  # bytes, and how many of each file are read for a digest
 
 Kind = Literal["t5", "t5-draft"]
 
@@ -69,7 +73,7 @@ class ModelFolder:
         """The object in config.json; anything else is refused."""
         path = self.path / "config.json"
         if path.is_file():
-            return read_json(path, AGAIN)
+            return read_json(path, GET_MODEL_AGAIN)
         if self.is_adapter:
             raise ValueError(f"{self.path} is an adapter: convert it to a model first")
         raise ValueError(
@@ -96,7 +100,7 @@ class ModelFolder:
     @property
     def is_adapter(self) -> bool:
         """Whether it holds what changes another model, and no model."""
-        has_model = self.is_converted or (self.weights and self.weights.name in WEIGHTS)
+        has_model = self.is_converted or (self.weights and self.weights.name in WEIGHTS_FILES)
         return not has_model and (self.path / ADAPTER_CONFIG).is_file()
 
     @property
@@ -155,7 +159,7 @@ class ModelFolder:
     def generation_config(self) -> dict[str, Any]:
         """The object in generation_config.json; {} without that file."""
         path = self.path / GENERATION_CONFIG
-        return read_json(path, AGAIN) if path.is_file() else {}
+        return read_json(path, GET_MODEL_AGAIN) if path.is_file() else {}
 
     @property
     def ends(self) -> list[int]:
@@ -227,7 +231,7 @@ class ModelFolder:
         rows = {
             tensor.shape[0]
             for name, tensor in self.adapter.tensors().items()
-            if name.endswith(_EMBEDDINGS) and "lora_" not in name and len(tensor.shape) == 2
+            if name.endswith(_ADAPTED_EMBEDDINGS) and "lora_" not in name and len(tensor.shape) == 2
         }
         return max(rows, default=None)
 
@@ -249,7 +253,7 @@ class ModelFolder:
     @property
     def weights(self) -> Path | None:
         """The file of a Hugging Face checkpoint's weights, or their index, if there is one."""
-        paths = (self.path / name for name in (*WEIGHTS, *ADAPTER_WEIGHTS))
+        paths = (self.path / name for name in (*WEIGHTS_FILES, *ADAPTER_WEIGHTS))
         return next((path for path in paths if path.is_file()), None)
 
     def weight_files(self) -> list[Path]:
@@ -313,16 +317,16 @@ class ModelFolder:
                 with path.open("rb") as file:
                     size = os.fstat(file.fileno()).st_size
                     digest.update(f"{path.name} {size}\n".encode())
-                    last = max(0, size - BLOCK)
-                    for i in range(BLOCKS if last else 1):
-                        file.seek(last * i // (BLOCKS - 1))
-                        digest.update(file.read(BLOCK))
+                    last = max(0, size - DIGEST_BLOCK)
+                    for i in range(DIGEST_BLOCKS if last else 1):
+                        file.seek(last * i // (DIGEST_BLOCKS - 1))
+                        digest.update(file.read(DIGEST_BLOCK))
         return digest.hexdigest()[:16]
 
 
 def read_index(path: Path) -> dict[str, str]:
     """Read the weight map of an index, names of tensors to names of files; refuse other paths."""
-    shards = read_json(path, AGAIN).get("weight_map")
+    shards = read_json(path, GET_MODEL_AGAIN).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise ValueError(
             f"{path} is not an index of shards, as it has no weight_map: download it again"
@@ -337,15 +341,18 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def weights_folders() -> list[Path]:
-    """Return where names are looked up: `VARIABLE`, ./weights, the user's and the shipped."""
-    named, shipped = os.environ.get(VARIABLE), (CHECKOUT or PACKAGE) / "weights"
+    """Return where names are looked up: `WEIGHTS_VARIABLE`, ./weights, the user's, the shipped."""
+    named, shipped = (
+        os.environ.get(WEIGHTS_VARIABLE),
+        (CHECKOUT_FOLDER or PACKAGE_FOLDER) / "weights",
+    )
     folders = (Path(named) if named else None, Path("weights"), _users_folder(), shipped)
     return [folder for folder in folders if folder]
 
 
 def new_folder(name: str) -> Path:
     """Return where a model of that name is written: in the first of `weights_folders` there is."""
-    if named := os.environ.get(VARIABLE):
+    if named := os.environ.get(WEIGHTS_VARIABLE):
         return Path(named) / name
     here = Path("weights")
     return (here if here.is_dir() else _users_folder() or here) / name
@@ -402,13 +409,13 @@ def named_draft(folder: ModelFolder) -> Path | None:
     return beside if beside.is_dir() else find_folder(folder.draft)
 
 
-def convert_command() -> str:
+def how_to_convert() -> str:
     """Return the command that converts a model, as the user would type it here."""
-    program = "python convert.py" if CHECKOUT else "speculative-t5 convert"
+    program = "python convert.py" if CHECKOUT_FOLDER else "speculative-t5 convert"
     return f"{program} --model NAME_OR_PATH"
 
 
-def check_replaceable(folder: Path) -> None:
+def check_model_replaceable(folder: Path) -> None:
     """Refuse to write where there is anything but a model folder."""
     if folder.resolve() == Path.cwd():
         raise ValueError(f"{folder} is the current folder: choose another --output")
@@ -432,8 +439,8 @@ def write_folder(
 
     Nothing is written where fewer than `num_bytes` are free, or over anything but a model folder.
     """
-    check_replaceable(folder)
-    with replacing_folder(folder, BUSY) as new:
+    check_model_replaceable(folder)
+    with replacing_folder(folder, FOLDER_IS_BUSY) as new:
         free = shutil.disk_usage(new).free
         if free < num_bytes:
             needed, left = rounded_up(num_bytes / 1e9, 2), rounded_down(free / 1e9, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 from .model_folder import ModelFolder, model_folders
 
 # Of models that this package is for, on the Hub; others are compared with those on this machine.
-PUBLISHED = (
+PUBLISHED_MODELS = (
     *(f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")),
     *(f"google/flan-t5-{size}" for size in ("small", "base", "large", "xl", "xxl")),
     *(f"google/t5-v1_1-{size}" for size in ("small", "base", "large", "xl", "xxl")),
@@ -23,8 +23,8 @@ PUBLISHED = (
     "google/t5gemma-2-1b-1b",
     "google/t5gemma-2-4b-4b",
 )
-LONGEST = 4096  # characters of a path
-ALIKE = 0.8  # of get_close_matches, for names in small letters
+MAX_PATH = 4096  # characters of a path
+MIN_LIKENESS = 0.8  # of get_close_matches, for names in small letters
 
 
 def nearest(name: str) -> str | None:
@@ -33,14 +33,14 @@ def nearest(name: str) -> str | None:
     Models on this machine come before published ones that are as near. A repository is found by
     the part of its name after the slash, too.
     """
-    names = [*_names(name)]
+    names = [*_known_names(name)]
     if name in names:  # which is meant, and missing or not to be reached
         return None
     known = {form: own for own in reversed(names) for form in _forms(own)}
     whole, short = _forms(name)
     if short in known:  # by the right name, in the wrong place
         return known[short]
-    found = get_close_matches(whole, known, 1, cutoff=ALIKE)
+    found = get_close_matches(whole, known, 1, cutoff=MIN_LIKENESS)
     return known[found[0]] if found else None
 
 
@@ -50,9 +50,9 @@ def _forms(name: str) -> list[str]:
     return [folded, folded.rsplit("/", 1)[-1]]
 
 
-def _names(name: str) -> Iterator[str]:
+def _known_names(name: str) -> Iterator[str]:
     """Yield the names of all models that are known, those on this machine first."""
-    if len(name) < LONGEST:
+    if len(name) < MAX_PATH:
         yield from (str(path.parent) for path in sorted(Path(name).parent.glob("*/config.json")))
     for folder in model_folders():
         yield folder.name
@@ -63,4 +63,4 @@ def _names(name: str) -> Iterator[str]:
     cache = Path(constants.HF_HUB_CACHE)
     for path in sorted(cache.glob("models--*--*")) if cache.is_dir() else ():
         yield "/".join(path.name.split("--")[1:])
-    yield from PUBLISHED
+    yield from PUBLISHED_MODELS

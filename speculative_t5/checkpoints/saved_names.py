@@ -36,7 +36,7 @@ def unwrapped(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, Stor
     """
     _refuse_parts(path, tensors)
     names = {name: _WRAPPERS.sub("", name) for name in tensors}
-    beginning = _beginning(names.values())
+    beginning = _common_beginning(names.values())
     found: dict[str, StoredTensor] = {}
     for name, own in names.items():
         own = own.removeprefix(beginning)
@@ -67,7 +67,7 @@ def _refuse_parts(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
         )
 
 
-def _beginning(names: Iterable[str]) -> str:
+def _common_beginning(names: Iterable[str]) -> str:
     """Return what most names of layers begin with before their own part, usually nothing."""
     found = Counter(match[1] for match in map(_LAYERS.match, names) if match)
     return max(found, key=found.__getitem__, default="")

@@ -14,24 +14,24 @@ from ..device import DefaultType, default_type
 from ..errors import printable
 from ..models import ModelConfig, T5Config, T5GemmaConfig, new_model
 from . import t5gemma
-from .adapters import Adapter, Change
+from .adapters import Adapter, WeightChange
 from .model_folder import ModelFolder
 from .saved_names import unwrapped
 from .tensors import (
     Shape,
     Sources,
     StoredTensor,
-    check_shapes,
+    check_tensors,
     is_zero,
     module_shapes,
     read_npz,
 )
 
 # Names of the embedding; checkpoints without the first have the second (madlad400).
-EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-HEAD = "lm_head.weight"
+T5_EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+T5_HEAD = "lm_head.weight"
 # An encoder-decoder bias that old checkpoints hold and that is never used.
-UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+UNUSED_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
         path = folder.path / "weights.npz"
         tensors = read_npz(path)
         shapes = parameter_shapes(config)
-        # In the order of the file; missing ones come last, for check_shapes to name them.
+        # In the order of the file; missing ones come last, for check_tensors to name them.
         parameters = {name: {name: shapes[name]} for name in tensors | shapes if name in shapes}
     elif isinstance(config, T5GemmaConfig):
         stored = unwrapped(path, folder.tensors())
@@ -87,14 +87,14 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
         stored = without_zero_biases(path, unwrapped(path, folder.tensors()))
         config, tensors = infer_config(config, stored)
         parameters = _planned(config)
-    return _checked(path, Checkpoint(config, tensors, parameters, num_images))
+    return _complete(path, Checkpoint(config, tensors, parameters, num_images))
 
 
-def _checked(path: Path, found: Checkpoint) -> Checkpoint:
+def _complete(path: Path, found: Checkpoint) -> Checkpoint:
     """Return a checkpoint whose tensors have the names and shapes that its parameters need."""
     expected = {name: shape for each in found.parameters.values() for name, shape in each.items()}
     kind = "T5" if isinstance(found.config, T5Config) else "T5Gemma"
-    check_shapes(path, expected, found.tensors, kind)
+    check_tensors(path, expected, found.tensors, kind)
     return found
 
 
@@ -111,9 +111,13 @@ def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
             f"{path} is quantized, and an adapter is merged before that: convert what {path} was "
             "made from with the adapter"
         )
-    head, embedding, is_tied = HEAD, EMBEDDINGS[0], not config.own_head
+    head, embedding, is_tied = T5_HEAD, T5_EMBEDDINGS[0], not config.own_head
     if isinstance(config, T5GemmaConfig):
-        changes, head, embedding = t5gemma.of_text(changes), t5gemma.HEAD, t5gemma.EMBEDDINGS[0]
+        changes, head, embedding = (
+            t5gemma.of_text(changes),
+            t5gemma.T5GEMMA_HEAD,
+            t5gemma.T5GEMMA_EMBEDDINGS[0],
+        )
     tensors = base.tensors
     if base.parameters.keys() <= tensors.keys():  # converted: of our names, and stacked
         tensors = {
@@ -124,7 +128,7 @@ def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
     changes = _one_embedding(changes, embedding, tensors)
     # Training leaves a tied head as it was where the embedding alone changes, and the reverse. (No
     # pass of a T5 in transformers reads the embedding that is called shared.)
-    if is_tied and (head in changes or (embedding in changes and embedding != EMBEDDINGS[0])):
+    if is_tied and (head in changes or (embedding in changes and embedding != T5_EMBEDDINGS[0])):
         tensors = tensors | {head: tensors[embedding]}
     merged = adapter.merge(tensors, changes, head)
     if is_tied and head in merged and _equal(merged[head], merged[embedding]):
@@ -132,15 +136,15 @@ def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
     rows = _rows(merged, embedding, head, adapter.folder.path)
     config = dataclasses.replace(config, own_head=head in merged, vocab_size=rows)
     made = Checkpoint(config, merged, _planned(config), base.num_images)
-    return _checked(adapter.folder.path, made)
+    return _complete(adapter.folder.path, made)
 
 
 def _one_embedding(
-    changes: Mapping[str, Change], embedding: str, tensors: Mapping[str, StoredTensor]
-) -> dict[str, Change]:
+    changes: Mapping[str, WeightChange], embedding: str, tensors: Mapping[str, StoredTensor]
+) -> dict[str, WeightChange]:
     """Give an embedding that an adapter brings, by another of its names, that of the model."""
     kept = dict(changes)
-    for name in (*EMBEDDINGS, *t5gemma.EMBEDDINGS):
+    for name in (*T5_EMBEDDINGS, *t5gemma.T5GEMMA_EMBEDDINGS):
         whole = kept[name].whole if name in kept and name not in tensors else None
         if whole is None or kept[name].parts:
             continue
@@ -198,8 +202,8 @@ def infer_config(
     Old configs say relu for gated-gelu, and so on. Tensors do not show whether the decoder's output
     is scaled: that stays as configured. Different embeddings of encoder and decoder are refused.
     """
-    kept = {name: tensor for name, tensor in tensors.items() if name != UNUSED}
-    embeddings = [name for name in EMBEDDINGS if name in kept]
+    kept = {name: tensor for name, tensor in tensors.items() if name != UNUSED_BIAS}
+    embeddings = [name for name in T5_EMBEDDINGS if name in kept]
     for name in embeddings[1:]:
         if not _equal(kept[embeddings[0]], kept[name]):
             raise ValueError(
@@ -207,19 +211,19 @@ def infer_config(
                 "save the checkpoint with the one that is meant, or choose another"
             )
         del kept[name]
-    if not embeddings and HEAD in kept:  # one matrix, saved under the name of the head alone
+    if not embeddings and T5_HEAD in kept:  # one matrix, saved under the name of the head alone
         # Only a tied model's outputs are scaled; programs write the first entry for all.
         if config.own_head or not config.scale_decoder_outputs:
             raise ValueError(
-                f"it has the tensor {HEAD} and no embedding, and by config.json "
+                f"it has the tensor {T5_HEAD} and no embedding, and by config.json "
                 "(tie_word_embeddings, scale_decoder_outputs) the two differ: save the model again "
                 "with both"
             )
-        embeddings = [HEAD]
+        embeddings = [T5_HEAD]
     if embeddings:
-        kept[EMBEDDINGS[0]] = kept.pop(embeddings[0])
-        if HEAD in kept and _equal(kept[EMBEDDINGS[0]], kept[HEAD]):
-            del kept[HEAD]
+        kept[T5_EMBEDDINGS[0]] = kept.pop(embeddings[0])
+        if T5_HEAD in kept and _equal(kept[T5_EMBEDDINGS[0]], kept[T5_HEAD]):
+            del kept[T5_HEAD]
     gated = any(name.endswith("DenseReluDense.wi_0.weight") for name in kept)
     activation = config.activation
     if gated and not config.gated and activation in ("relu", "gelu"):
@@ -231,7 +235,7 @@ def infer_config(
         config,
         gated=gated,
         activation=activation,
-        own_head=HEAD in kept,
+        own_head=T5_HEAD in kept,
         num_layers=_depth(kept, "encoder") or config.num_layers,
         num_decoder_layers=_depth(kept, "decoder") or config.num_decoder_layers,
         bias_per_layer=any(own_bias.fullmatch(name) for name in kept),
@@ -284,4 +288,4 @@ def plan(config: T5Config) -> Iterator[tuple[str, Sources]]:
             yield f"{ours}.feed_forward_norm.weight", {f"{last}.layer_norm.weight": (d,)}
         yield f"{stack}.norm.weight", {f"{stack}.final_layer_norm.weight": (d,)}
     if config.own_head:
-        yield HEAD, {HEAD: (config.vocab_size, d)}
+        yield T5_HEAD, {T5_HEAD: (config.vocab_size, d)}

@@ -13,11 +13,11 @@ from ..models import EncoderDecoder, SharingConfig, SharingDraft
 from . import tensors
 from .model_folder import ModelFolder, write_folder
 
-SHARED = ["encoder", "embedding", "head"]
-OPTIONAL = {
+SHARED_PARTS = ["encoder", "embedding", "head"]
+OPTIONAL_SIZES = {
     "draft_vocab": models.MAX_SIZE, "block": models.MOST_BLOCK, "d_model": models.MAX_SIZE
 }  # fmt: skip
-AGAIN = "copy or distill the draft again"
+DISTILL_AGAIN = "copy or distill the draft again"
 
 
 def load_draft(folder: Path, target: EncoderDecoder | None) -> SharingDraft:
@@ -40,12 +40,12 @@ def load_draft(folder: Path, target: EncoderDecoder | None) -> SharingDraft:
     if config.draft_vocab is not None and config.draft_vocab <= target.info.eos_token_id:
         raise ValueError(
             f"{folder / 'config.json'}: draft_vocab is {config.draft_vocab}, expected more than "
-            f"{target.info.eos_token_id}, the id that ends outputs: {AGAIN}"
+            f"{target.info.eos_token_id}, the id that ends outputs: {DISTILL_AGAIN}"
         )
     draft = SharingDraft(target, config)
     path = folder / "weights.npz"
     stored = tensors.read_npz(path)
-    tensors.check_shapes(path, tensors.module_shapes(draft), stored, "draft", again=AGAIN)
+    tensors.check_tensors(path, tensors.module_shapes(draft), stored, "draft", again=DISTILL_AGAIN)
     for name, tensor in stored.items():
         weight = tensors.as_mlx(tensor.read(), tensor.dtype)
         draft.load_weights([(name, weight.astype(target.dtype))], strict=False)
@@ -64,7 +64,7 @@ def save_draft(folder: Path, draft: SharingDraft, name: str, *, files: Iterable[
         "model_type": models.DRAFT_TYPE,
         "target": name,
         "fingerprint": models.sample_weights(draft.target),
-        "shares": SHARED,
+        "shares": SHARED_PARTS,
     }
     new = []
     for key, weight in tensors.parameters_of(draft).items():
@@ -90,24 +90,24 @@ def _read_config(folder: ModelFolder) -> tuple[SharingConfig, str]:
     """Read config.json of a draft: what it has of its own, and its target's sample."""
     path, raw = folder.path / "config.json", folder.config
     shared, sample = raw.get("shares"), raw.get("fingerprint")
-    if shared != SHARED:
+    if shared != SHARED_PARTS:
         raise ValueError(
-            f"{path}: shares is {shown(shared)}, expected {SHARED}: use a newer version, or "
+            f"{path}: shares is {shown(shared)}, expected {SHARED_PARTS}: use a newer version, or "
             "distill the draft again"
         )
     if not isinstance(sample, str) or not models.is_sample(sample):
         raise ValueError(
             f"{path}: fingerprint is {shown(sample)}, expected one that this version writes: "
-            f"{AGAIN}"
+            f"{DISTILL_AGAIN}"
         )
     try:
         depth = models.read_size(raw, "num_decoder_layers", models.MAX_LAYERS)
         d_ff = models.read_size(raw, "d_ff")
         others = {
             name: models.read_size(raw, name, most)
-            for name, most in OPTIONAL.items()
+            for name, most in OPTIONAL_SIZES.items()
             if raw.get(name) is not None
         }
     except ValueError as error:
-        raise ValueError(f"{folder.path}: {error}; {AGAIN}") from error
+        raise ValueError(f"{folder.path}: {error}; {DISTILL_AGAIN}") from error
     return SharingConfig(depth, d_ff, **others), sample

@@ -10,11 +10,11 @@ from .tensors import Sources, StoredTensor
 T = TypeVar("T")
 
 # Of images and their place in a text, which this package does not read.
-IMAGES = ("encoder.vision_tower.", "encoder.multi_modal_projector.",
+IMAGE_TENSORS = ("encoder.vision_tower.", "encoder.multi_modal_projector.",
           "encoder.embed_tokens.eoi_embedding", "decoder.embed_tokens.eoi_embedding")  # fmt: skip
-HEAD = "lm_head.out_proj.weight"
-EMBEDDINGS = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
-NORMS = {  # ours and theirs, of parts of a layer
+T5GEMMA_HEAD = "lm_head.out_proj.weight"
+T5GEMMA_EMBEDDINGS = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
+NORM_NAMES = {  # ours and theirs, of parts of a layer
     "self": "self_attn_layernorm",
     "cross": "cross_attn_layernorm",
     "feed_forward": "feedforward_layernorm",
@@ -27,7 +27,7 @@ def of_text(tensors: Mapping[str, T]) -> dict[str, T]:
         name.removeprefix("model.").replace("encoder.text_model.", "encoder."): tensor
         for name, tensor in tensors.items()
     }
-    return {name: tensor for name, tensor in bare.items() if not name.startswith(IMAGES)}
+    return {name: tensor for name, tensor in bare.items() if not name.startswith(IMAGE_TENSORS)}
 
 
 def infer_config(
@@ -36,20 +36,20 @@ def infer_config(
     """Leave out what repeats other tensors of `of_text`, as a tied head does."""
     kept = dict(tensors)
     if not config.own_head:
-        kept.pop(HEAD, None)
-    if config.generation == 2 and EMBEDDINGS[1] in kept:  # one embedding, by either name
-        kept.setdefault(EMBEDDINGS[0], kept[EMBEDDINGS[1]])
-        del kept[EMBEDDINGS[1]]
-    return dataclasses.replace(config, own_head=HEAD in kept), kept
+        kept.pop(T5GEMMA_HEAD, None)
+    if config.generation == 2 and T5GEMMA_EMBEDDINGS[1] in kept:  # one embedding, by either name
+        kept.setdefault(T5GEMMA_EMBEDDINGS[0], kept[T5GEMMA_EMBEDDINGS[1]])
+        del kept[T5GEMMA_EMBEDDINGS[1]]
+    return dataclasses.replace(config, own_head=T5GEMMA_HEAD in kept), kept
 
 
 def plan(config: T5GemmaConfig) -> Iterator[tuple[str, Sources]]:
     """Yield the names of all our parameters and the Hugging Face tensors that they consist of."""
     size, vocab_size = config.decoder.hidden_size, config.vocab_size
-    yield "shared.weight", {EMBEDDINGS[0]: (vocab_size, size)}
+    yield "shared.weight", {T5GEMMA_EMBEDDINGS[0]: (vocab_size, size)}
     if config.generation == 1:
         memory_size = config.encoder.hidden_size
-        yield "encoder_shared.weight", {EMBEDDINGS[1]: (vocab_size, memory_size)}
+        yield "encoder_shared.weight", {T5GEMMA_EMBEDDINGS[1]: (vocab_size, memory_size)}
     for part, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         d, d_ff = stack.hidden_size, stack.intermediate_size
         queries = stack.num_attention_heads * stack.head_dim
@@ -75,8 +75,8 @@ def plan(config: T5GemmaConfig) -> Iterator[tuple[str, Sources]]:
             yield f"{layer}.feed_forward.wo.weight", wo
             for kind in [kind for kind, _ in kinds] + ["feed_forward"]:
                 for place, when in (("", "pre"), ("post_", "post")):
-                    name = f"{layer}.{when}_{NORMS[kind]}.weight"
+                    name = f"{layer}.{when}_{NORM_NAMES[kind]}.weight"
                     yield f"{layer}.{kind}_{place}norm.weight", {name: (d,)}
         yield f"{part}.norm.weight", {f"{part}.norm.weight": (d,)}
     if config.own_head:
-        yield "lm_head.weight", {HEAD: (vocab_size, size)}
+        yield "lm_head.weight", {T5GEMMA_HEAD: (vocab_size, size)}

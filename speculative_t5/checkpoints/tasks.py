@@ -8,9 +8,9 @@ from typing import Any
 from ..errors import printable, shown
 from .loading import locate
 
-TASKS = "task_specific_params"  # of a config.json
-ALL = "default"  # the task that stands for generation_config.json alone
-SAME = (
+TASK_PARAMS = "task_specific_params"  # of a config.json
+DEFAULT_TASK = "default"  # the task that stands for generation_config.json alone
+SAME_OPTIONS = (
     "num_beams",
     "length_penalty",
     "early_stopping",
@@ -23,11 +23,11 @@ SAME = (
     "decoder_start_token_id",
     "num_return_sequences",
 )
-RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
+RENAMED_OPTIONS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
            "bad_words_ids": "bad_words", "stop_strings": "stop"}  # fmt: skip
-START, IDS = "decoder_start_token_id", ("eos_token_id", "pad_token_id")
+START_ID, OTHER_IDS = "decoder_start_token_id", ("eos_token_id", "pad_token_id")
 # These change outputs in ways that are not offered here, unless they have such a value.
-NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "num_beam_groups": (1,), "diversity_penalty": (0,), "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,), "exponential_decay_length_penalty": (), "min_p": (0,),
     "forced_eos_token_id": (), "typical_p": (1,),
@@ -39,7 +39,7 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskSettings:
     """What a checkpoint says about a task."""
 
     prefix: str | None  # to put before each prompt
@@ -49,7 +49,7 @@ class Task:
     ids: dict[str, Any] = field(default_factory=dict)
 
 
-def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
+def read_task(name_or_path: str | Path, task: str = DEFAULT_TASK) -> TaskSettings:
     """Read the options for a task from a model's generation_config.json and config.json.
 
     Those in `task_specific_params` override those of generation_config.json, as in transformers;
@@ -62,11 +62,11 @@ def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
     """
     folder = locate(name_or_path)
     config, raw = folder.config, folder.generation_config
-    known = config.get(TASKS)
+    known = config.get(TASK_PARAMS)
     tasks: Mapping[str, Any] = known if isinstance(known, dict) else {}
-    if task != ALL:
+    if task != DEFAULT_TASK:
         if not isinstance(tasks.get(task), dict):
-            names = ", ".join(map(printable, [*tasks, ALL]))
+            names = ", ".join(map(printable, [*tasks, DEFAULT_TASK]))
             raise ValueError(
                 f"{name_or_path} has no options for the task {task!r}: choose one of {names}"
             )
@@ -74,15 +74,15 @@ def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
     prefix = raw.get("prefix")
     if not str(config.get("model_type")).endswith("t5"):  # lengths would include the prompt
         raw = {key: value for key, value in raw.items() if key not in ("max_length", "min_length")}
-    same = {name for name in (*IDS, START) if raw.get(name) in (None, config.get(name))}
+    same = {name for name in (*OTHER_IDS, START_ID) if raw.get(name) in (None, config.get(name))}
     raw = {name: value for name, value in raw.items() if name not in same}
-    ids = {name: raw[name] for name in IDS if name in raw}
-    return Task(prefix if isinstance(prefix, str) else None, _options(raw, task), ids)
+    ids = {name: raw[name] for name in OTHER_IDS if name in raw}
+    return TaskSettings(prefix if isinstance(prefix, str) else None, _options(raw, task), ids)
 
 
 def _options(raw: Mapping[str, Any], task: str) -> dict[str, Any]:
     """Return keywords for what transformers calls by its own names."""
-    for name, harmless in NOT_OFFERED.items():
+    for name, harmless in HARMLESS_VALUES.items():
         value = raw.get(name)
         if value not in (None, False, [], {}, *harmless):
             raise ValueError(
@@ -90,8 +90,8 @@ def _options(raw: Mapping[str, Any], task: str) -> dict[str, Any]:
                 "leave the task out, and give options one by one"
             )
     given = {name: value for name, value in raw.items() if value is not None}
-    found = {name: given[name] for name in SAME if name in given}
-    found |= {ours: given[name] for name, ours in RENAMED.items() if name in given}
+    found = {name: given[name] for name in SAME_OPTIONS if name in given}
+    found |= {ours: given[name] for name, ours in RENAMED_OPTIONS.items() if name in given}
     for name, ours in (("max_length", "max_tokens"), ("min_length", "min_tokens")):
         length = given.get(name)
         if type(length) is int and ours not in found:

@@ -28,12 +28,12 @@ Sources = Mapping[str, Shape]
 BLOCK_BYTES = 1 << 20  # what is done to a block finds it in the cache of a core
 
 # The name of each type in safetensors, and the numpy type that holds it.
-SAFETENSORS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
-NUMPY = {mx.float32: "<f4", mx.float16: "<f2", mx.bfloat16: "<u2", mx.uint32: "<u4"}
+SAFETENSORS_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+NUMPY_TYPES = {mx.float32: "<f4", mx.float16: "<f2", mx.bfloat16: "<u2", mx.uint32: "<u4"}
 # The name of each type in .npy files; MLX writes bfloat16 as two bytes of no type.
-NPY = NUMPY | {mx.bfloat16: "<V2"}
-_FROM_NPY = {np.dtype(name): dtype for dtype, name in NPY.items()}
-AGAIN = "download or convert the model again"
+NPY_TYPES = NUMPY_TYPES | {mx.bfloat16: "<V2"}
+_FROM_NPY = {np.dtype(name): dtype for dtype, name in NPY_TYPES.items()}
+GET_MODEL_AGAIN = "download or convert the model again"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ def _damage_named(path: Path) -> Iterator[None]:
     except PermissionError:  # not the file's fault
         raise
     except Exception as error:  # damaged zip entries and npy headers raise anything
-        raise ValueError(f"{path} is truncated or damaged: {first_line(error)}; {AGAIN}") from error
+        raise ValueError(
+            f"{path} is truncated or damaged: {first_line(error)}; {GET_MODEL_AGAIN}"
+        ) from error
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
@@ -113,12 +115,12 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        if entry["dtype"] not in SAFETENSORS:
+        if entry["dtype"] not in SAFETENSORS_TYPES:
             raise ValueError(
                 f"{path}: {printable(name)} is of type {entry['dtype']}, "
-                f"expected {', '.join(SAFETENSORS)}; save the model in one of these"
+                f"expected {', '.join(SAFETENSORS_TYPES)}; save the model in one of these"
             )
-        dtype, shape = SAFETENSORS[entry["dtype"]], tuple(entry["shape"])
+        dtype, shape = SAFETENSORS_TYPES[entry["dtype"]], tuple(entry["shape"])
         offset = 8 + length + entry["data_offsets"][0]
         tensors[name] = StoredTensor(shape, dtype, partial(map_file, path, offset, shape, dtype))
     return tensors
@@ -127,8 +129,8 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 def map_file(path: Path, offset: int, shape: Shape, dtype: mx.Dtype) -> np.ndarray:
     """Map part of a file into memory as an array, for as long as the array lives."""
     if 0 in shape:
-        return np.empty(shape, NUMPY[dtype])
-    return np.memmap(path, NUMPY[dtype], "r", offset, shape)
+        return np.empty(shape, NUMPY_TYPES[dtype])
+    return np.memmap(path, NUMPY_TYPES[dtype], "r", offset, shape)
 
 
 def read_npz(path: Path) -> dict[str, StoredTensor]:
@@ -136,12 +138,12 @@ def read_npz(path: Path) -> dict[str, StoredTensor]:
     refuse_pointer(path)
     with _damage_named(path), zipfile.ZipFile(path) as archive:
         return {
-            member.filename.removesuffix(".npy"): _read_member(path, archive, member)
+            member.filename.removesuffix(".npy"): _open_npy(path, archive, member)
             for member in archive.infolist()
         }
 
 
-def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredTensor:
+def _open_npy(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredTensor:
     """Read the header of one array, and check it against its size in the file."""
     with archive.open(member) as file:
         if (version := np.lib.format.read_magic(file)) != (1, 0):
@@ -168,7 +170,7 @@ def _read_array(path: Path, member: str, shape: Shape, stored: np.dtype[Any]) ->
         array = np.lib.format.read_array(file, allow_pickle=False)
         file.read(1)  # the checksum is compared at the end
     assert (array.shape, array.dtype) == (shape, stored)
-    return array.view(NUMPY[_FROM_NPY[stored]])
+    return array.view(NUMPY_TYPES[_FROM_NPY[stored]])
 
 
 @dataclass(frozen=True)
@@ -188,10 +190,10 @@ def write_npz(path: Path, tensors: Iterable[NewTensor]) -> None:
             member = zipfile.ZipInfo(f"{tensor.name}.npy")  # in 1980, so that times do not differ
             size = member.file_size = math.prod(tensor.shape) * tensor.dtype.size
             with archive.open(member, "w") as stream:
-                described = {"descr": NPY[tensor.dtype], "fortran_order": False}
+                described = {"descr": NPY_TYPES[tensor.dtype], "fortran_order": False}
                 np.lib.format.write_array_header_1_0(stream, described | {"shape": tensor.shape})
                 for block in tensor.blocks:
-                    assert block.dtype == NUMPY[tensor.dtype]
+                    assert block.dtype == NUMPY_TYPES[tensor.dtype]
                     stream.write(block.data)
                     size -= block.nbytes
             assert size == 0, (tensor.name, size)
@@ -207,13 +209,13 @@ def module_shapes(module: nn.Module) -> dict[str, Shape]:
     return {name: tuple(array.shape) for name, array in parameters_of(module).items()}
 
 
-def check_shapes(
+def check_tensors(
     where: Path,
     expected: Mapping[str, Shape],
     found: Mapping[str, StoredTensor],
     kind: str,
     *,
-    again: str = AGAIN,
+    again: str = GET_MODEL_AGAIN,
 ) -> None:
     """Refuse tensors that are missing, misshapen or unknown to a model of that `kind`."""
     advice = f"{again}, with its config.json"

@@ -31,22 +31,26 @@ import numpy as np
 from ..errors import first_line, printable
 from .tensors import StoredTensor, map_file
 
-MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of files before torch 1.6
-STORAGES = {"FloatStorage": mx.float32, "HalfStorage": mx.float16, "BFloat16Storage": mx.bfloat16}
+OLD_MAGIC, OLD_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of files before torch 1.6
+STORAGE_TYPES = {
+    "FloatStorage": mx.float32,
+    "HalfStorage": mx.float16,
+    "BFloat16Storage": mx.bfloat16,
+}
 # A tensor takes 30 opcodes and 150 bytes: these are enough for 30,000 of them in one file.
 MAX_OPCODES = 10**6
 MAX_PICKLE = 16 << 20
 MAX_DIMENSIONS = 32  # numpy 1's limit
 MAX_SIDE = 2**31 - 1  # of a tensor in MLX
-MAX_NUMBER = 2**63  # of bytes or numbers, in any file
+MAX_COUNT = 2**63  # of bytes or numbers, in any file
 # Opcodes whose argument is the value that they push.
-LITERALS = frozenset(
+LITERAL_OPCODES = frozenset(
     "BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINSTRING "
     "SHORT_BINSTRING".split()
 )
 
 
-class Refused(Exception):
+class Unsupported(Exception):
     """Raised for a file that is not damaged, but holds something unsupported."""
 
 
@@ -54,7 +58,7 @@ def read_bin(path: Path) -> dict[str, StoredTensor]:
     """Open the tensors of a .bin file, by name; refuse anything but plain tensors of floats."""
     try:
         return _read_archive(path) if zipfile.is_zipfile(path) else _read_old(path)
-    except Refused as error:
+    except Unsupported as error:
         raise ValueError(
             f"{path}: {error}; "
             "choose a checkpoint in safetensors, or one of plain tensors of floats"
@@ -76,9 +80,9 @@ def _read_archive(path: Path) -> dict[str, StoredTensor]:
             raise ValueError(f"it has {len(pickled)} members data.pkl, expected one")
         root = pickled[0].removesuffix("data.pkl")
         order = members.get(f"{root}byteorder")
-        if order and _read_member(archive, order) != b"little":
-            raise Refused("its numbers are big-endian, expected little-endian")
-        machine = Machine(io.BytesIO(_read_member(archive, members[pickled[0]])))
+        if order and _read_zip_member(archive, order) != b"little":
+            raise Unsupported("its numbers are big-endian, expected little-endian")
+        machine = Machine(io.BytesIO(_read_zip_member(archive, members[pickled[0]])))
         held = machine.load()
         for key, storage in machine.storages.items():
             member = members.get(f"{root}data/{key}")
@@ -89,9 +93,9 @@ def _read_archive(path: Path) -> dict[str, StoredTensor]:
     return _describe(path, machine.storages, held)
 
 
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+def _read_zip_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     if member.compress_type != zipfile.ZIP_STORED:
-        raise Refused(f"its {printable(member.filename)} is compressed")
+        raise Unsupported(f"its {printable(member.filename)} is compressed")
     with archive.open(member) as opened:
         return opened.read(MAX_PICKLE)
 
@@ -103,10 +107,13 @@ def _read_old(path: Path) -> dict[str, StoredTensor]:
         if not pickles.getvalue().startswith(b"\x80"):
             raise ValueError("it is neither a zip archive nor a pickle")
         magic, protocol, system = (Machine(pickles).load() for _ in range(3))
-        if (type(magic), type(protocol)) != (int, int) or (magic, protocol) != (MAGIC, PROTOCOL):
+        if (type(magic), type(protocol)) != (int, int) or (magic, protocol) != (
+            OLD_MAGIC,
+            OLD_PROTOCOL,
+        ):
             raise ValueError("it is not a checkpoint of PyTorch")
         if expect(system, dict).get("little_endian") is not True:
-            raise Refused("its numbers are big-endian, expected little-endian")
+            raise Unsupported("its numbers are big-endian, expected little-endian")
         machine = Machine(pickles)
         held = machine.load()
         keys = expect(Machine(pickles).load(), list)
@@ -128,11 +135,11 @@ def _describe(path: Path, storages: Mapping[str, Storage], held: Any) -> dict[st
                 f"storage {printable(key)} declares {storage.numel} numbers, which are not there"
             )
     if type(held) is not dict:
-        raise Refused(f"it holds a {kind_of(held)}, expected tensors by name")
+        raise Unsupported(f"it holds a {type_name(held)}, expected tensors by name")
     tensors = {}
     for name, value in held.items():
         if type(value) is not Tensor:
-            raise Refused(f"'{printable(name)}' is a {kind_of(value)}, expected a tensor")
+            raise Unsupported(f"'{printable(name)}' is a {type_name(value)}, expected a tensor")
         numel = value.storage.numel
         # A view larger than its storage repeats numbers, and could take any amount of memory.
         if math.prod(value.shape) > numel or value.offset + value.span > numel:
@@ -203,11 +210,11 @@ class Machine:
             for opcode, argument, _ in islice(pickletools.genops(self._file), MAX_OPCODES):
                 if opcode.name == "STOP":
                     return self._stack.pop()
-                if opcode.name in LITERALS:
+                if opcode.name in LITERAL_OPCODES:
                     self._stack.append(argument)
                 else:
                     self._follow(opcode.name, argument)
-        raise Refused(f"it has more than {MAX_OPCODES} opcodes")
+        raise Unsupported(f"it has more than {MAX_OPCODES} opcodes")
 
     def _follow(self, name: str, argument: Any) -> None:
         stack, memo = self._stack, self._memo
@@ -255,7 +262,7 @@ class Machine:
                 stack.pop()
                 expect(stack[-1], dict)
             case _:
-                raise Refused(f"it uses the opcode {name}, which plain weights do not need")
+                raise Unsupported(f"it uses the opcode {name}, which plain weights do not need")
 
     def _pop(self, count: int | None = None) -> list[Any]:
         """Pop the last values; without a count those since the last mark, and the mark."""
@@ -278,7 +285,7 @@ class Machine:
         return storage
 
 
-def kind_of(value: Any) -> str:
+def type_name(value: Any) -> str:
     """Name an untrusted value's type for a message, which must not show the value itself."""
     return type(value).__name__.lower()
 
@@ -286,19 +293,19 @@ def kind_of(value: Any) -> str:
 def expect(value: Any, kind: type) -> Any:
     """Return a value of exactly that type."""
     if type(value) is not kind:
-        raise TypeError(f"its pickle has a {kind_of(value)} where a {kind.__name__} belongs")
+        raise TypeError(f"its pickle has a {type_name(value)} where a {kind.__name__} belongs")
     return value
 
 
 def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MAX_NUMBER
+    return type(value) is int and 0 <= value < MAX_COUNT
 
 
 def _set_items(held: Any, entries: Iterable[Any]) -> None:
     held = expect(held, dict)
     for name, value in entries:
         if type(name) is not str:
-            raise Refused(f"it has an entry under a {kind_of(name)}, expected a name")
+            raise Unsupported(f"it has an entry under a {type_name(name)}, expected a name")
         held[name] = value
 
 
@@ -314,13 +321,13 @@ def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any
     numbers = expect(shape, tuple), expect(strides, tuple), (offset,)
     known = all(len(each) <= MAX_DIMENSIONS and all(map(_is_size, each)) for each in numbers)
     known = known and len(shape) == len(strides) and max(shape, default=0) <= MAX_SIDE
-    if not known or math.prod(n or 1 for n in shape) >= MAX_NUMBER:
+    if not known or math.prod(n or 1 for n in shape) >= MAX_COUNT:
         raise ValueError("a tensor in its pickle has a shape that MLX cannot hold")
     return Tensor(expect(storage, Storage), offset, shape, strides)
 
 
 # What a pickle may call, and what stands for it.
-CALLS: dict[str, Callable[..., Any]] = {
+KNOWN_CALLS: dict[str, Callable[..., Any]] = {
     "collections.OrderedDict": _ordered_dict,
     "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
@@ -330,10 +337,10 @@ CALLS: dict[str, Callable[..., Any]] = {
 def _find_global(module: Any, name: Any) -> Any:
     """Return what stands for a function, or the type of a storage; refuse all others."""
     wanted = f"{expect(module, str)}.{expect(name, str)}"
-    if wanted in CALLS:
-        return CALLS[wanted]
+    if wanted in KNOWN_CALLS:
+        return KNOWN_CALLS[wanted]
     if module != "torch" or not name.endswith("Storage"):
-        raise Refused(f"it asks for {printable(wanted)}, which is no part of plain weights")
-    if name not in STORAGES:
-        raise Refused(f"it holds a '{printable(name)}', expected {', '.join(STORAGES)}")
-    return STORAGES[name]
+        raise Unsupported(f"it asks for {printable(wanted)}, which is no part of plain weights")
+    if name not in STORAGE_TYPES:
+        raise Unsupported(f"it holds a '{printable(name)}', expected {', '.join(STORAGE_TYPES)}")
+    return STORAGE_TYPES[name]

@@ -27,7 +27,7 @@ from ..files import is_special
 from ..generation import Generation, process_facts
 from ..options import option
 from ..tables import TABLES, pyarrow
-from ..tokenizers import PROMPT_FIELD, SUFFIXES, Format, Line, Shard
+from ..tokenizers import PROMPT_FIELD, PROMPT_SUFFIXES, Format, Line, Shard
 from . import job, terminal
 from .job import ADVICE, UNDONE, Counts, Output, Record, Requests, process, shown_name
 from .options import DecoderOptions, Keywords, choose, with_options
@@ -52,7 +52,7 @@ class FileOptions:
     format: str | None = option(
         None,
         f"Format of INPUT: {', '.join(FORMATS)}.",
-        shown=f"jsonl with a field, or as INPUT ends in {', '.join(SUFFIXES)}",
+        shown=f"jsonl with a field, or as INPUT ends in {', '.join(PROMPT_SUFFIXES)}",
     )
     prompt_field: str | None = option(
         None, "Field of each JSON object, or column, that holds the prompt.", shown=PROMPT_FIELD
@@ -173,7 +173,7 @@ class JobFiles:
         if suffix == ".parquet":
             pyarrow()
         usual = "jsonl" if files.fields else "text"
-        form = cast(Format, files.format or SUFFIXES.get(Path(source).suffix.lower(), usual))
+        form = cast(Format, files.format or PROMPT_SUFFIXES.get(Path(source).suffix.lower(), usual))
         if files.delimiter is not None and form not in ("csv", "tsv"):
             raise ValueError(
                 f"--delimiter is for CSV, and {shown_input(source)} is read as {form}: leave it "

@@ -77,7 +77,7 @@ def distill(
     start = load(start_from, dtype=target.dtype, target=target)[0] if start_from else None
     if not isinstance(start, SharingDraft | None):
         raise ValueError(f"{start_from} is a whole model, expected a draft that `distill` has made")
-    distilling.check_options(target, options, start)
+    distilling.check_fit(target, options, start)
     encoder = PromptEncoder(
         target, tokenizer, prefix=prefix, to=to, from_=from_, max_source_length=max_source_length
     )
@@ -85,7 +85,7 @@ def distill(
         data, encoder, tokenizer, field=prompt_field, form=cast(Format | None, format),
         seed=options.seed, max_tokens=options.max_tokens,
     )  # fmt: skip
-    task = distilling.Task(target, tokenizer, name, start)
+    task = distilling.DistillTask(target, tokenizer, name, start)
     if dry_run:
         print("\n".join(map(escaped, _plan(task, options, prompts, output))))
         return
@@ -113,12 +113,12 @@ class Stages:
 
     def __init__(self) -> None:
         self.bar = tqdm(disable=True)
-        self._first: distilling.Progress | None = None  # of the stage
+        self._first: distilling.StageProgress | None = None  # of the stage
         self._began = self._last_line = 0.0
         self._losses: deque[float] = deque(maxlen=RECENT)
         self._tokens_per_pass = ""
 
-    def show(self, now: distilling.Progress) -> None:
+    def show(self, now: distilling.StageProgress) -> None:
         if self._first is None or now.stage != self._first.stage:
             self.bar.close()
             self._first, self._began, self._last_line = now, time.perf_counter(), -math.inf
@@ -173,7 +173,10 @@ def _result(folder: Path, judgement: distilling.Judgement, command: list[str]) -
 
 
 def _plan(
-    task: distilling.Task, options: distilling.DistillOptions, data: distilling.Data, output: Path
+    task: distilling.DistillTask,
+    options: distilling.DistillOptions,
+    data: distilling.Data,
+    output: Path,
 ) -> Iterator[str]:
     """Yield lines that say what a run would do."""
     usable = len(data.train) + len(data.valid)

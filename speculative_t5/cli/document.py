@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from tqdm import tqdm
 
-from ..documents import SUFFIXES, Document, Piece, RewriteOptions, Rewritten
+from ..documents import DOCUMENT_SUFFIXES, Document, Piece, RewriteOptions, Rewritten
 from ..exchange import copy_file, digest, replace_unchanged
 from ..files import (
     clear_temporaries,
@@ -51,7 +51,7 @@ def document(
         typer.Argument(
             metavar="FILE...",
             help="Text, Markdown or subtitles in UTF-8, or documents of Word; folders, for all "
-            f"files in them that end in {', '.join(SUFFIXES)}; - is standard input.",
+            f"files in them that end in {', '.join(DOCUMENT_SUFFIXES)}; - is standard input.",
         ),
     ],
     *,

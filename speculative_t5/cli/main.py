@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from .. import libraries
 from .._version import __version__
-from ..checkpoints import DTYPES, as_lines, convert, inspect
+from ..checkpoints import DTYPES, as_listing, convert, inspect
 from ..distributed import process_group
 from ..errors import check_utf8, decoded, escaped
 from ..generation import BatchOptions, Generation, GenerationOptions, as_record
@@ -196,7 +196,7 @@ def convert_command(
     (model,) = given
     if only_inspect:
         inspected = inspect(model, adapter=options["adapter"], revision=options["revision"])
-        print("\n".join(map(escaped, as_lines(inspected))))
+        print("\n".join(map(escaped, as_listing(inspected))))
         return
     # Not before the first bytes: a refusal stays one line.
     with tqdm(

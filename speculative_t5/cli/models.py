@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 
-from ..checkpoints import Listed, convert_command, dtype_name, list_models
+from ..checkpoints import Listed, dtype_name, how_to_convert, list_models
 from ..errors import escaped
 from .options import in_output, with_options
 from .terminal import columns, is_terminal, note, one_line
@@ -28,7 +28,7 @@ def models(
     elif found:
         print("\n".join(map(escaped, as_lines(found))))
     else:
-        note(f"there are no models on this machine; to convert one: {convert_command()}")
+        note(f"there are no models on this machine; to convert one: {how_to_convert()}")
 
 
 def as_list(names: Sequence[str], row: Sequence[str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..documents import FORMATS, SUFFIXES, PlainFile, format_of, read_file
+from ..documents import DOCUMENT_FORMATS, DOCUMENT_SUFFIXES, PlainFile, format_of, read_file
 from ..errors import count, escaped
 from ..exchange import check_replaceable, digest
 from ..files import is_special, private_mode
@@ -36,7 +36,7 @@ class OutputOptions:
     )
     format: str | None = in_output(
         None,
-        f"Format of FILE, whatever its name ends in: {', '.join(FORMATS)}.",
+        f"Format of FILE, whatever its name ends in: {', '.join(DOCUMENT_FORMATS)}.",
         shown="as FILE ends, or txt",
     )
     in_place: bool = in_output(False, "Write each file in its own place.")
@@ -74,8 +74,10 @@ class OutputOptions:
             raise ValueError(f"--diff is {self.diff!r}, expected html or terminal")
         if self.diff != "html" and self.diff_output is not None:
             raise ValueError("--diff-output names a page: use it with --diff html")
-        if self.format not in (None, *FORMATS):
-            raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {self.format!r}")
+        if self.format not in (None, *DOCUMENT_FORMATS):
+            raise ValueError(
+                f"--format must be one of {', '.join(DOCUMENT_FORMATS)}, got {self.format!r}"
+            )
         if self.review and not all(map(terminal.is_terminal, (sys.stdin, sys.stdout))):
             raise ValueError(
                 "--review asks on a terminal, and standard input or output is none: give --output"
@@ -218,7 +220,7 @@ def _found(source: str, files: OutputOptions) -> list[tuple[str, str]]:
     if not inner:
         raise ValueError(
             f"{source} is a folder without documents: give one with files that end in "
-            f"{', '.join(SUFFIXES)}"
+            f"{', '.join(DOCUMENT_SUFFIXES)}"
         )
     return [(str(path), str(path.relative_to(source))) for path in inner]
 
@@ -235,7 +237,7 @@ def _inner(folder: Path, *, links: bool) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(place) / name for name in names if not name.startswith((".", LOCK))]
     for path in sorted(found):
-        if path.suffix.lower() not in SUFFIXES:
+        if path.suffix.lower() not in DOCUMENT_SUFFIXES:
             continue
         if path.is_symlink() and not links:
             note(f"{path}: a link, which is left alone; give its own name to follow it")
@@ -296,8 +298,10 @@ def _check_format(target: Target, output: str) -> None:
     """Refuse an output whose name says that it is in another format than the source."""
     own, suffix = format_of(target.source, target.form), Path(output).suffix.lower()
     claimed = format_of(output)
-    is_other = suffix in OTHER_SUFFIXES or (suffix not in SUFFIXES and own == "docx")
-    if is_other or (suffix in SUFFIXES and {own, claimed} - {"md", "txt"} and own != claimed):
+    is_other = suffix in OTHER_SUFFIXES or (suffix not in DOCUMENT_SUFFIXES and own == "docx")
+    if is_other or (
+        suffix in DOCUMENT_SUFFIXES and {own, claimed} - {"md", "txt"} and own != claimed
+    ):
         raise ValueError(
             f"{output} would be in the format of {target.name}, which is {own}: give --output a "
             f"name that ends in .{own}"

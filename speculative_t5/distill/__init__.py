@@ -8,7 +8,7 @@ and the packages below it.
 """
 
 from .data import Data, Example, read_data, reasons
-from .judgement import Judgement, Speed, Task, fastest, judge
+from .judgement import DistillTask, Judgement, Speed, fastest, judge
 from .labels import Label, label
-from .run import Progress, RunFolder, check_options, check_output, distill, new_draft
+from .run import RunFolder, StageProgress, check_fit, check_output, distill, new_draft
 from .training import LOSSES, Agreement, DistillOptions, own_parameters

@@ -15,7 +15,7 @@ from ..options import check_integer
 from ..tables import TABLES
 from ..tokenizers import (
     PROMPT_FIELD,
-    SUFFIXES,
+    PROMPT_SUFFIXES,
     Format,
     PromptEncoder,
     T5GemmaTokenizer,
@@ -23,7 +23,7 @@ from ..tokenizers import (
 )
 
 HELD_OUT, MOST_HELD_OUT = 20, 200  # one prompt in 20, and no more than 200
-COMPLETION = "completion"  # the field of a JSON object that has the output
+COMPLETION_FIELD = "completion"  # the field of a JSON object that has the output
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def read_data(
     or too few usable prompts, are a ValueError.
     """
     check_integer("max_tokens", max_tokens, 1)
-    if field == COMPLETION:
+    if field == COMPLETION_FIELD:
         raise ValueError(
             f"field is {field!r}, which has the outputs: give the name of the prompts' field"
         )
@@ -89,7 +89,7 @@ def read_data(
         valid, most = train, min(max(len(train) // HELD_OUT, 1), MOST_HELD_OUT)
     elif len(valid) > most:
         reader.skipped[f"held out beyond {most}"] = len(valid) - most
-    valid = sorted(valid, key=lambda example: _digest(example.prompt))[:most]
+    valid = sorted(valid, key=lambda example: _digest_of_ids(example.prompt))[:most]
     if valid_path is None:
         chosen = {example.line for example in valid}
         train = [example for example in train if example.line not in chosen]
@@ -146,7 +146,7 @@ class _Reader:
             stream.seek(0)
             form, shard = self.forms[path], tokenizers.Shard()
             for line in tokenizers.read_lines(
-                stream, form, self.prompt_field, shard, completion=COMPLETION
+                stream, form, self.prompt_field, shard, completion=COMPLETION_FIELD
             ):
                 lines += 1
                 if line.is_empty:
@@ -176,7 +176,7 @@ class _Reader:
             ids = self.encoder.fit(ids).ids
         except ValueError:  # there is no other reason left
             return "too long"
-        if (key := _digest(ids)) in self.seen:
+        if (key := _digest_of_ids(ids)) in self.seen:
             return "repeated"
         target = None if completion is None else self._target(completion)
         if target is not None:
@@ -200,10 +200,10 @@ def _form_of(path: Path) -> Format:
     suffix = path.suffix.lower()
     if suffix in TABLES:
         raise ValueError(f"{path} is a table, expected lines of text or JSON Lines")
-    return "jsonl" if suffix in SUFFIXES else "text"
+    return "jsonl" if suffix in PROMPT_SUFFIXES else "text"
 
 
-def _digest(ids: Sequence[int]) -> bytes:
+def _digest_of_ids(ids: Sequence[int]) -> bytes:
     return hashlib.sha256(np.array(ids, "<i4").tobytes()).digest()
 
 

@@ -15,12 +15,12 @@ from ..models import EncoderDecoder, SharingDraft
 from ..tokenizers import Tokenizer
 from .training import Agreement
 
-WORTH = 1.05  # a smaller speed-up is none
-FEW = 8  # prompts; figures of fewer are rough
-MOST = 8  # tokens to draft
-TURNS, MAX_PROMPTS = 3, 24  # that are measured
-HEAD = ("K", "tokens per pass", "right at place K", "tokens/s", "speed-up", "same output")
-LEGEND = (
+WORTHWHILE = 1.05  # a smaller speed-up is none
+FEW_PROMPTS = 8  # prompts; figures of fewer are rough
+MAX_DRAFTED = 8  # tokens to draft
+MEASURED_TURNS, MAX_PROMPTS = 3, 24  # that are measured
+TABLE_HEAD = ("K", "tokens per pass", "right at place K", "tokens/s", "speed-up", "same output")
+TABLE_LEGEND = (
     "K: tokens drafted for each pass of the target. Right at place K: the chance that the K-th "
     "drafted token is right, given that those before it are. This and the tokens per pass of each "
     "K follow from all held-out outputs; at auto, passes were counted in the measured ones."
@@ -28,7 +28,7 @@ LEGEND = (
 
 
 @dataclass(frozen=True)
-class Task:
+class DistillTask:
     """A target to distill a draft for, and what the draft begins as."""
 
     target: EncoderDecoder
@@ -88,8 +88,8 @@ class Judgement:
 
     @property
     def pays(self) -> bool:
-        """Whether the draft makes decoding more than `WORTH` times as fast."""
-        return any(speed.speedup > WORTH for speed in (self.best, self.auto) if speed)
+        """Whether the draft makes decoding more than `WORTHWHILE` times as fast."""
+        return any(speed.speedup > WORTHWHILE for speed in (self.best, self.auto) if speed)
 
     @property
     def verdict(self) -> str:
@@ -114,12 +114,12 @@ class Judgement:
     def notes(self) -> list[str]:
         """Sentences on what limits these figures."""
         notes = []
-        if self.held_out < FEW:
+        if self.held_out < FEW_PROMPTS:
             notes.append(
                 f"The figures are rough: they come from {count(self.held_out, 'held-out output')}; "
-                f"give enough prompts to hold out at least {FEW}."
+                f"give enough prompts to hold out at least {FEW_PROMPTS}."
             )
-        elif self.speeds and self.prompts < FEW:
+        elif self.speeds and self.prompts < FEW_PROMPTS:
             notes.append(f"Speeds are rough: they come from {count(self.prompts, 'prompt')}.")
         same = min((speed.same for speed in self.speeds), default=self.prompts)
         if different := self.prompts - same:
@@ -134,7 +134,7 @@ class Judgement:
         lines = [f"{self.draft} has {self._agreement()} right"]
         if self.speeds:
             lines.append(f"measured here: {self._conditions()}")
-        return [*lines, _table([HEAD, *self._rows()]), self.verdict, *self.notes]
+        return [*lines, _markdown_table([TABLE_HEAD, *self._rows()]), self.verdict, *self.notes]
 
     def as_markdown(self) -> str:
         """Return a short README for the draft's folder."""
@@ -145,8 +145,8 @@ class Judgement:
             f"**{self.verdict}**",
             *self.notes,
             f"Given the tokens before, it has {self._agreement()} right.",
-            _table([HEAD, *self._rows()]),
-            LEGEND,
+            _markdown_table([TABLE_HEAD, *self._rows()]),
+            TABLE_LEGEND,
         ]
         if self.speeds:
             parts.append(
@@ -154,7 +154,7 @@ class Judgement:
                 "`python -m speculative_t5 bench` measures yours."
             )
         made = [(f"`{name}`", str(value)) for name, value in self.made_by.items()]
-        parts += ["## How it was made", _table([("option", "value"), *made])]
+        parts += ["## How it was made", _markdown_table([("option", "value"), *made])]
         return "\n\n".join(parts) + "\n"
 
     def to_json(self) -> dict[str, Any]:
@@ -201,14 +201,14 @@ def fastest(speeds: Sequence[Speed]) -> Speed | None:
     return max(speeds, key=lambda speed: speed.tokens_per_second, default=None)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     head, *body = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
     return "\n".join([head, "|" + "".join("-" * (width + 2) + "|" for width in widths), *body])
 
 
 def judge(
-    task: Task,
+    task: DistillTask,
     draft: LanguageModel,
     name: str,
     prompts: Sequence[list[int]],
@@ -219,7 +219,7 @@ def judge(
     made_by: Mapping[str, Any],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Judgement:
-    """Measure greedy decoding of held-out prompts with 1 to `MOST` drafted tokens and with "auto".
+    """Measure greedy decoding of held-out prompts with 1 to `MAX_DRAFTED` tokens, and with "auto".
 
     Everything runs one prompt at a time and interleaved, see `measure.compare_with_plain`. Where
     there is nothing to measure, the judgement says so.
@@ -237,11 +237,11 @@ def judge(
         held_out=len(agreement.rows),
         held_out_tokens=agreement.num_tokens,
         agreement=agreement.rate,
-        by_place=agreement.by_place(MOST),
-        tokens_per_pass=[agreement.tokens_per_pass(k) for k in range(1, MOST + 1)],
+        by_place=agreement.by_place(MAX_DRAFTED),
+        tokens_per_pass=[agreement.tokens_per_pass(k) for k in range(1, MAX_DRAFTED + 1)],
         unmeasured=None if measured else reason,
         prompts=len(measured.turns[0][PLAIN_DECODING]) if measured else 0,
-        turns=TURNS,
+        turns=MEASURED_TURNS,
         max_tokens=max_tokens,
         plain=measured.typical(PLAIN_DECODING, tokens_per_second) if measured else 0.0,
         speeds=[speed_of(measured, number) for number in numbers()] if measured else [],
@@ -252,7 +252,7 @@ def judge(
 
 
 def _measure(
-    task: Task,
+    task: DistillTask,
     draft: LanguageModel,
     prompts: Sequence[list[int]],
     max_tokens: int,
@@ -272,7 +272,7 @@ def _measure(
         for k in numbers()
     }
     plain, *_ = variants = measure.variants_of(decoders, max_tokens)
-    passes = 1 + TURNS * len(variants)  # of each prompt: to warm up, and in the turns
+    passes = 1 + MEASURED_TURNS * len(variants)  # of each prompt: to warm up, and in the turns
     total = len(variants) + passes * len(prompts)
     warm, order = list[measure.Run](), random.Random(0)
     for prompt in prompts:
@@ -283,12 +283,14 @@ def _measure(
         return None
     prompts = prompts[: max(1, len(warm) - late)]
     total = len(warm) + len(variants) + (passes - 1) * len(prompts)
-    return measure.compare_with_plain(variants, prompts, turns=TURNS, warm_up=1, progress=count_one)
+    return measure.compare_with_plain(
+        variants, prompts, turns=MEASURED_TURNS, warm_up=1, progress=count_one
+    )
 
 
 def numbers() -> list[NumDraft]:
     """Return the numbers of drafted tokens that are measured."""
-    return [*range(1, MOST + 1), "auto"]
+    return [*range(1, MAX_DRAFTED + 1), "auto"]
 
 
 def speed_of(comparison: measure.Comparison, num_draft: NumDraft) -> Speed:

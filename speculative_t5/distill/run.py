@@ -14,30 +14,30 @@ from typing import Any, get_origin, get_type_hints
 
 from ..checkpoints import dtype_name, load_draft, save_draft
 from ..errors import read_json, shown
-from ..files import PARTIAL, lock, write_whole
+from ..files import PARTIAL_PREFIX, lock, write_whole
 from ..models import EncoderDecoder, SharingConfig, SharingDraft, copy_layers, sample_weights
 from ..options import option_error
 from .data import Data, Example
-from .judgement import Judgement, Task, judge
+from .judgement import DistillTask, Judgement, judge
 from .labels import Label, label
-from .training import NARROWEST, DistillOptions, Training, agreement
+from .training import MIN_WIDTH, DistillOptions, Training, agreement
 
-SUFFIX = ".distill"
-RUN = "run.json"  # its `_State`
-INPUTS = {"data": "other data", "target": "another target"}  # settings that are digests
+RUN_SUFFIX = ".distill"
+STATE_FILE = "run.json"  # its `_State`
+DIGESTED = {"data": "other data", "target": "another target"}  # settings that are digests
 LABEL_CHUNK = 256  # prompts that are labelled between two syncs with the disk, at most
 HELD_OUT_SHARE, LABEL_SHARE = 0.15, 0.4  # of the minutes, after which labels are enough
 JUDGE_SHARE = 0.1  # of the minutes, left for judging
 CHECK_SHARE = 0.2  # of the training, that measuring tokens per pass meanwhile may take
 MAX_JUDGING = 900.0  # seconds
 SAVE_EVERY, SAVE_SECONDS = 100, 60.0  # steps or seconds between saved states
-CHECKS = 20  # times that tokens per pass are measured, at most
+MAX_CHECKS = 20  # times that tokens per pass are measured, at most
 CHECK_DRAFT = 5  # the number of drafted tokens they are measured at
-DIGITS = 12  # of digests
+DIGEST_DIGITS = 12  # of digests
 
 
 @dataclass(frozen=True)
-class Progress:
+class StageProgress:
     """How far a run is in one of its stages."""
 
     stage: str  # "labelling held-out prompts", "labelling prompts", "training" or "judging"
@@ -48,15 +48,15 @@ class Progress:
     tokens_per_pass: float | None = None  # on held-out prompts, if measured after this step
 
 
-Report = Callable[[Progress], None]
+ReportProgress = Callable[[StageProgress], None]
 
 
 def distill(
-    task: Task,
+    task: DistillTask,
     data: Data,
     output: Path,
     options: DistillOptions,
-    report: Report,
+    report: ReportProgress,
     *,
     read_by: Mapping[str, Any],
 ) -> Judgement:
@@ -72,19 +72,19 @@ def distill(
             stopped was another one, or the training diverges.
     """
     check_output(output)
-    check_options(task.target, options, task.start)
+    check_fit(task.target, options, task.start)
     folder, draft = RunFolder(output), new_draft(task.target, options, task.start)
     settings = {
         **asdict(replace(options, steps=options.num_steps)),
         **read_by,
         "d_model": draft.config.d_model,
         "dtype": dtype_name(task.target.dtype),
-        "data": data.digest[:DIGITS],
-        "target": sha256(sample_weights(task.target).encode()).hexdigest()[:DIGITS],
-        "start_from": task.start.fingerprint[:DIGITS] if task.start else None,
+        "data": data.digest[:DIGEST_DIGITS],
+        "target": sha256(sample_weights(task.target).encode()).hexdigest()[:DIGEST_DIGITS],
+        "start_from": task.start.fingerprint[:DIGEST_DIGITS] if task.start else None,
     }
     with folder.begun(settings) as state:
-        run = _Run(task, data, folder, state, options, report)
+        run = _DistillRun(task, data, folder, state, options, report)
         valid, train = run.label()
         run.train(draft, train, valid)
         return run.judge(draft, valid, output)
@@ -96,7 +96,7 @@ def check_output(output: Path) -> None:
         raise ValueError(f"{output} exists: choose another --output, or delete it")
 
 
-def check_options(
+def check_fit(
     target: EncoderDecoder, options: DistillOptions, start: SharingDraft | None = None
 ) -> None:
     """Refuse options that do not fit the target, or the draft to train further."""
@@ -128,7 +128,7 @@ def new_draft(
         draft.update(start.parameters())
         return draft
     whole, d_ff = target.config.d_model, target.config.d_ff
-    width = options.d_model or min(whole, max(whole // 4, NARROWEST))
+    width = options.d_model or min(whole, max(whole // 4, MIN_WIDTH))
     own = None if width == whole else width
     draft = SharingDraft(target, SharingConfig(options.layers or 1, d_ff, ids, block, own))
     copy_layers(draft)
@@ -151,15 +151,15 @@ class RunFolder:
     """OUTPUT.distill, beside the output; removed when the output is complete."""
 
     def __init__(self, output: Path) -> None:
-        self.path = output.with_name(output.name + SUFFIX)
+        self.path = output.with_name(output.name + RUN_SUFFIX)
 
     @contextmanager
     def begun(self, settings: dict[str, Any]) -> Iterator[_State]:
         """Make the folder, or resume its run if the settings are the same; lock it meanwhile."""
-        path = self.path / RUN
+        path = self.path / STATE_FILE
         if self.path.exists() and not path.exists():
             # A run killed at its very start leaves these.
-            first = ("lock", PARTIAL)
+            first = ("lock", PARTIAL_PREFIX)
             if any(not path.name.startswith(first) for path in self.path.iterdir()):
                 raise ValueError(
                     f"{self.path} exists and is not the working folder of a run: "
@@ -169,12 +169,14 @@ class RunFolder:
         with (self.path / "lock").open("a") as file:
             lock(file.fileno(), f"another process is at work in {self.path}: wait for it to end")
             if not path.exists():
-                self.write(RUN, asdict(_State(settings)))
-            state = _read(path)
+                self.write(STATE_FILE, asdict(_State(settings)))
+            state = _read_state(path)
             for name, value in settings.items():
                 if state.settings.get(name) != value:
-                    before = INPUTS.get(name) or _as_option(name, state.settings.get(name))
-                    now = "" if name in INPUTS else f", and this one has {_as_option(name, value)}"
+                    before = DIGESTED.get(name) or _as_option(name, state.settings.get(name))
+                    now = (
+                        "" if name in DIGESTED else f", and this one has {_as_option(name, value)}"
+                    )
                     raise ValueError(
                         f"the run in {self.path} was started with {before}{now}: "
                         "use the same to resume it, or delete the folder to start over"
@@ -186,7 +188,7 @@ class RunFolder:
         write_whole(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def _read(path: Path) -> _State:
+def _read_state(path: Path) -> _State:
     again = "delete the folder to start over"
     found = read_json(path, again=again)
     for entry, kind in get_type_hints(_State).items():
@@ -201,15 +203,15 @@ def _as_option(name: str, value: Any) -> str:
 
 
 @dataclass
-class _Run:
+class _DistillRun:
     """The stages of a run, in its folder."""
 
-    task: Task
+    task: DistillTask
     data: Data
     folder: RunFolder
     state: _State
     options: DistillOptions
-    report: Report
+    report: ReportProgress
 
     def __post_init__(self) -> None:
         self._began = perf_counter() - self.state.seconds  # if nothing had stopped it
@@ -228,7 +230,7 @@ class _Run:
 
     def save(self) -> None:
         self.state.seconds = self.spent
-        self.folder.write(RUN, asdict(self.state))
+        self.folder.write(STATE_FILE, asdict(self.state))
 
     def label(self) -> tuple[list[Label], list[Label]]:
         """Label the prompts, those held out first; return held-out labels and others."""
@@ -274,7 +276,7 @@ class _Run:
                 seconds = max(self.spent - first[1], 1e-9)
                 by_time = done + new * self.left(share) / seconds
                 total = min(total, by_time, max(done, wanted / (sources + tokens / done)))
-            self.report(Progress(stage, done, round(total), tokens))
+            self.report(StageProgress(stage, done, round(total), tokens))
 
         labels = label(
             self.task.target, examples, self.folder.path / f"{split}.jsonl",
@@ -282,7 +284,7 @@ class _Run:
             temperature=temperature, chunk=chunk, enough=enough, progress=progress,
         )  # fmt: skip
         tokens = sum(len(each.tokens) for each in labels)
-        self.report(Progress(stage, len(labels), len(labels), tokens))
+        self.report(StageProgress(stage, len(labels), len(labels), tokens))
         labelled[split] = len(labels)
         self.save()
         return labels
@@ -308,7 +310,7 @@ class _Run:
                     "smaller --learning-rate"
                 )
             tokens, before, done = None, done, self._trained(step)
-            is_time = int(CHECKS * before) < int(CHECKS * done)
+            is_time = int(MAX_CHECKS * before) < int(MAX_CHECKS * done)
             if options.minutes is not None:
                 is_time &= perf_counter() - checked > self._check_took / CHECK_SHARE
             if done >= 1 or is_time:
@@ -322,7 +324,9 @@ class _Run:
                     "agreement": found.rate,
                 })  # fmt: skip
             total = round(step / min(done, 1.0))
-            self.report(Progress("training", step, total, loss=losses[-1], tokens_per_pass=tokens))
+            self.report(
+                StageProgress("training", step, total, loss=losses[-1], tokens_per_pass=tokens)
+            )
             late = perf_counter() - saved > SAVE_SECONDS
             if step % SAVE_EVERY == 0 or done >= 1 or late:
                 self.save()
@@ -353,7 +357,7 @@ class _Run:
             task, draft, output.name, [each.prompt for each in valid], found,
             made_by=made_by, max_tokens=options.max_tokens,
             max_seconds=MAX_JUDGING if options.minutes is None else self.left(),
-            progress=lambda done, total: self.report(Progress("judging", done, total)),
+            progress=lambda done, total: self.report(StageProgress("judging", done, total)),
         )  # fmt: skip
         folder.write("judgement.json", judgement.to_json())
         folder.write("history.json", state.history)

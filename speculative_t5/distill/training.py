@@ -21,12 +21,12 @@ from .labels import Label, LabelBatch, group, make_batch, shuffled
 
 LossName = Literal["ce", "kl"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
-LOGITS = 2**22  # that exist at a time, of draft and target each
+MAX_LOGITS = 2**22  # that exist at a time, of draft and target each
 DEFAULT_STEPS = 2000
-NARROWEST = 96  # the least width of a draft by default; otherwise a quarter of its target's
+MIN_WIDTH = 96  # the least width of a draft by default; otherwise a quarter of its target's
 WARM_UP, WARM_SHARE = 50, 0.1  # steps, or a share of the training if that is less
-CLIP = 1.0  # norm of the gradient
-KEPT = 2**30  # bytes of encoded prompts that are kept from one epoch to the next, at most
+CLIP_NORM = 1.0  # norm of the gradient
+KEPT_BYTES = 2**30  # bytes of encoded prompts that are kept from one epoch to the next, at most
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DistillOptions:
     d_model: int | None = option(
         None,
         "Width of its layers.",
-        shown=f"a quarter of the target's, at least {NARROWEST}",
+        shown=f"a quarter of the target's, at least {MIN_WIDTH}",
         least=1,
     )
     steps: int | None = option(
@@ -99,7 +99,7 @@ class Training:
         self._options = options
         self._groups = group(labels, options.batch_tokens)
         self._kept: dict[int, LabelBatch] = {}  # by group
-        self._room = KEPT
+        self._room = KEPT_BYTES
         draft.set_dtype(mx.float32)
         self._output_weight = output_weight(draft)
         mx.eval(self._output_weight)
@@ -132,7 +132,7 @@ class Training:
             return (hidden * gradient / count).sum(), value / count
 
         (_, value), gradients = nn.value_and_grad(draft, surrogate)(draft)
-        gradients, _ = optim.clip_grad_norm(gradients, CLIP)
+        gradients, _ = optim.clip_grad_norm(gradients, CLIP_NORM)
         self._optimizer.update(draft, gradients)
         mx.eval(draft.parameters(), self._optimizer.state)
         self.step_number += 1
@@ -192,7 +192,7 @@ def head_loss(
         widest: The most logits of a position, of `weight` or `target_logits`.
         capped: What the target's head does to products with `weight`.
     """
-    rows = max(1, LOGITS // widest)
+    rows = max(1, MAX_LOGITS // widest)
     total, gradients = 0.0, []
     for first in range(0, hidden.shape[0], rows):
         last = min(first + rows, hidden.shape[0])
@@ -325,7 +325,7 @@ def agreement(draft: SharingDraft, labels: Sequence[Label], batch_tokens: int) -
     """Compare the draft's greedy choices with labels, which are the target's greedy outputs."""
     rows: list[list[list[bool]]] = []
     weight, block = output_weight(draft), draft.own.block
-    step = max(1, LOGITS // weight.shape[0])
+    step = max(1, MAX_LOGITS // weight.shape[0])
     for examples in group(labels, batch_tokens):
         batch = make_batch(examples, draft.target, block)
         hidden = last_hidden(draft, batch)

@@ -6,8 +6,8 @@ from typing import Any
 
 # Steps of difflib, about 60 ns each, before a faster way is taken: sentences need some thousands,
 # and paragraphs of two thousand letters less than these.
-STEPS, STEPS_EACH = 4_000_000, 100  # in any case, and for each element
-WINDOW = 1024  # elements of both sequences that are looked at together in the faster way
+DIFFLIB_STEPS, DIFFLIB_STEPS_EACH = 4_000_000, 100  # in any case, and for each element
+ALIGNED_WINDOW = 1024  # elements of both sequences that are looked at together in the faster way
 
 Opcode = tuple[str, int, int, int, int]
 Pair = tuple[int, int]
@@ -23,7 +23,7 @@ class _CountingMatcher(SequenceMatcher[Any]):
     def __init__(self, a: Sequence[Any], b: Sequence[Any]) -> None:
         super().__init__(None, a, b, autojunk=False)
         self._size = len(a)
-        self._left = STEPS + STEPS_EACH * (len(a) + len(b))
+        self._left = DIFFLIB_STEPS + DIFFLIB_STEPS_EACH * (len(a) + len(b))
         self._steps = [0]  # for the elements of `a` before each place
         places: dict[Any, list[int]] = self.b2j  # type: ignore[attr-defined]
         for each in a:
@@ -48,7 +48,7 @@ def opcodes(a: Sequence[Any], b: Sequence[Any]) -> list[Opcode]:
     try:
         return [*_CountingMatcher(a, b).get_opcodes()]
     except _TooManyStepsError:
-        return [*_opcodes(_pairs(a, b), len(a), len(b))]
+        return [*_opcodes(_pairs_by_window(a, b), len(a), len(b))]
 
 
 def ratio(a: Sequence[Any], b: Sequence[Any]) -> float:
@@ -56,7 +56,7 @@ def ratio(a: Sequence[Any], b: Sequence[Any]) -> float:
     try:
         return _CountingMatcher(a, b).ratio()
     except _TooManyStepsError:
-        return 2 * len(_pairs(a, b)) / (len(a) + len(b))
+        return 2 * len(_pairs_by_window(a, b)) / (len(a) + len(b))
 
 
 def _opcodes(pairs: Sequence[Pair], size_a: int, size_b: int) -> Iterator[Opcode]:
@@ -86,21 +86,23 @@ def _changed(i1: int, i2: int, j1: int, j2: int) -> Iterator[Opcode]:
         )
 
 
-def _pairs(a: Sequence[Any], b: Sequence[Any]) -> list[Pair]:
+def _pairs_by_window(a: Sequence[Any], b: Sequence[Any]) -> list[Pair]:
     """Return the places of elements that both sequences have, increasing in both."""
     found: list[Pair] = []
     x = y = 0
     while x < len(a) and y < len(b):
-        some, others = a[x : x + WINDOW], b[y : y + WINDOW]
+        some, others = a[x : x + ALIGNED_WINDOW], b[y : y + ALIGNED_WINDOW]
         pairs = _common(some, others)
-        if x + WINDOW < len(a) or y + WINDOW < len(b):  # what follows may fit better with the end
-            pairs = [(i, j) for i, j in pairs if max(i, j) < 3 * WINDOW // 4]
+        if x + ALIGNED_WINDOW < len(a) or y + ALIGNED_WINDOW < len(
+            b
+        ):  # what follows may fit better with the end
+            pairs = [(i, j) for i, j in pairs if max(i, j) < 3 * ALIGNED_WINDOW // 4]
         else:
             return found + [(x + i, y + j) for i, j in pairs]
         found += [(x + i, y + j) for i, j in pairs]
         i, j = pairs[-1] if pairs else (0, 0)
-        if i + j < WINDOW // 2:
-            i = j = WINDOW // 2
+        if i + j < ALIGNED_WINDOW // 2:
+            i = j = ALIGNED_WINDOW // 2
         x, y = x + i + 1, y + j + 1
     return found
 

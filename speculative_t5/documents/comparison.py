@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .rewriting import Rewritten
 
 # Half-transparent for light and dark pages; strokes and lines tell changes apart without colour.
-SHEET = (
+TABLE_STYLE = (
     ".st5-changes{border-collapse:collapse;width:100%;table-layout:fixed;line-height:1.5}"
     ".st5-changes td,.st5-changes th{vertical-align:top;text-align:left;padding:1px 8px;"
     "white-space:pre-wrap;overflow-wrap:anywhere}"
@@ -28,21 +28,21 @@ SHEET = (
     ".st5-changes .why{font-size:.85em;font-style:italic;opacity:.85}"
     ".st5-changes .far td{text-align:center;opacity:.6}"
 )
-PAGE = (
+PAGE_STYLE = (
     ":root{color-scheme:light dark}"
     "body{font-family:system-ui,sans-serif;max-width:90em;margin:1.5em auto;padding:0 1em}"
     "h1{font-size:1.2em}"
 )
-CONTEXT = 2  # lines shown before and after those with changes
-_WORD = re.compile(r"\s+|[^\W_]+|\W|_")
-JOINER = "\u200d"  # of emoji
+CONTEXT_LINES = 2  # lines shown before and after those with changes
+_WORD_OR_SIGN = re.compile(r"\s+|[^\W_]+|\W|_")
+EMOJI_JOINER = "\u200d"  # of emoji
 
-Change = tuple[str, str]  # of a line: a stretch of the text before and of that after
+Stretches = tuple[str, str]  # of a line: a stretch of the text before and of that after
 
 
-def changes(before: str, after: str) -> Iterator[Change]:
+def changes(before: str, after: str) -> Iterator[Stretches]:
     """Yield the stretches of two lines in order; equal ones are equal, others are the changes."""
-    a, b = _words(before), _words(after)
+    a, b = _words_and_signs(before), _words_and_signs(after)
     for _, i1, i2, j1, j2 in opcodes(a, b):
         yield "".join(a[i1:i2]), "".join(b[j1:j2])
 
@@ -55,7 +55,7 @@ def edits(before: str, after: str) -> list[tuple[int, int, str]]:
     """
     if before == after:
         return []
-    a, b = _words(before), _words(after)
+    a, b = _words_and_signs(before), _words_and_signs(after)
     found: list[tuple[int, int, int, int]] = []
     for tag, i1, i2, j1, j2 in opcodes(a, b):
         if tag == "equal":
@@ -77,14 +77,14 @@ def edits(before: str, after: str) -> list[tuple[int, int, str]]:
     return [(ends[i1], ends[i2], "".join(b[j1:j2])) for i1, i2, j1, j2 in found]
 
 
-def _words(text: str) -> list[str]:
+def _words_and_signs(text: str) -> list[str]:
     """Split a text into words, spaces and signs; marks and joined emoji stay with their base."""
     words: list[list[str]] = []  # each in parts
-    for word in _WORD.findall(text):
+    for word in _WORD_OR_SIGN.findall(text):
         last, first = words[-1][-1][-1] if words else "", word[0]
         follows_mark = last and unicodedata.category(last)[0] == "M" and first.isalnum()
         if last and (
-            follows_mark or JOINER in (last, first) or unicodedata.category(first)[0] == "M"
+            follows_mark or EMOJI_JOINER in (last, first) or unicodedata.category(first)[0] == "M"
         ):
             words[-1].append(word)
         else:
@@ -103,7 +103,7 @@ def as_page(done: Rewritten, title: str) -> str:
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{name}</title><style>{PAGE}</style></head>"
+        f"<title>{name}</title><style>{PAGE_STYLE}</style></head>"
         f"<body><h1>{name}</h1>{as_table(done)}</body></html>\n"
     )
 
@@ -116,7 +116,7 @@ def as_table(done: Rewritten) -> str:
         why = ": ".join(filter(None, (piece.reason, piece.refused)))
         reasons.setdefault(piece.line, []).append(why)
     marked = [i for i, (old, new) in enumerate(pairs, 1) if old != new or i in reasons]
-    near = {i + away for i in marked for away in range(-CONTEXT, CONTEXT + 1)}
+    near = {i + away for i in marked for away in range(-CONTEXT_LINES, CONTEXT_LINES + 1)}
     rows = []
     for shown, numbers in groupby(range(1, len(pairs) + 1), key=near.__contains__):
         if shown:
@@ -125,7 +125,7 @@ def as_table(done: Rewritten) -> str:
             same = f"{count(len(list(numbers)), 'line')} without changes"
             rows.append(f'<tr class="far"><td colspan="4">{same}</td></tr>')
     return (
-        f"<style>{SHEET}</style><p>{escape(done.summary())}</p>"
+        f"<style>{TABLE_STYLE}</style><p>{escape(done.summary())}</p>"
         '<table class="st5-changes"><thead><tr><th class="n"></th><th>before</th>'
         f'<th class="n"></th><th>after</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
     )

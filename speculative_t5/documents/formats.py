@@ -22,12 +22,14 @@ from .splitting import Breaks
 from .word_package import open_word, roots
 
 # Of the files that are taken from folders.
-SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx", ".html", ".htm")
-FORMATS = ("txt", "md", "srt", "vtt", "html", "docx")
-WIDTH = 42  # characters of a line of subtitles, by broadcasters' rules; half without spaces
+DOCUMENT_SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx", ".html", ".htm")
+DOCUMENT_FORMATS = ("txt", "md", "srt", "vtt", "html", "docx")
+SUBTITLE_WIDTH = (
+    42  # characters of a line of subtitles, by broadcasters' rules; half without spaces
+)
 
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
-_END = re.compile(r"\r\n|\r|\n")
+_WHOLE_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _SPEECH = re.compile(r"(?:<(?!v)[^>]*>|\{\\[^}]*\}|\s)*(?:[-–—]\s*\S|<v[ .])")
 # In HTML: what is not text, and the tags within a sentence.
 _TAG = re.compile(
@@ -87,7 +89,7 @@ class Subtitles(PlainFile):
         self._parts: list[str | _Cue] = []  # of the file, in order
         cue: _Cue | None = None
         count = 0
-        for line in _LINE.findall(self.text):
+        for line in _WHOLE_LINE.findall(self.text):
             if "-->" in line and cue and cue.lines and cue.lines[-1].strip().isdigit():
                 self._parts.append(cue.lines.pop())  # no blank line is before its number
             elif cue is not None and line.strip() and "-->" not in line:
@@ -150,7 +152,7 @@ def _shown(cue: _Cue, speeches: Sequence[str]) -> list[str]:
         middle = len(speech) // 2
         gaps = [gap.start() for gap in re.finditer(" ", speech)]
         at = min(gaps, key=lambda gap: abs(gap - middle), default=middle)
-        width = WIDTH if gaps else WIDTH // 2
+        width = SUBTITLE_WIDTH if gaps else SUBTITLE_WIDTH // 2
         lines = [speech]
         if len(speech) > width and len(speeches) == 1:
             lines = [speech[:at], speech[at:].lstrip()]
@@ -237,7 +239,7 @@ class WebPage(PlainFile):
         self._stretches[-1].append(len(self._parts))
         self._parts.append(self.text[at:])
         self._stretches = [each for each in self._stretches if "".join(self._texts(each)).strip()]
-        ends = accumulate((len(_END.findall(part)) for part in self._parts), initial=1)
+        ends = accumulate((len(_LINE_END.findall(part)) for part in self._parts), initial=1)
         self._lines = [*ends]  # the number of the line in which each part begins
         self.text = "\n".join(" ".join("".join(self._texts(s)).split()) for s in self._stretches)
 
@@ -326,7 +328,7 @@ def format_of(name: str, form: str | None = None) -> str:
     return (
         form
         or {".markdown": "md", ".htm": "html"}.get(suffix)
-        or (suffix[1:] if suffix in SUFFIXES else "txt")
+        or (suffix[1:] if suffix in DOCUMENT_SUFFIXES else "txt")
     )
 
 

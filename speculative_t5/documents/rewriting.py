@@ -17,7 +17,7 @@ from ..options import OptionError, check_options, described, option, takes
 from .comparison import as_page, as_table
 from .layout import arranged, same_facts, similarity
 from .splitting import (
-    LANGUAGES,
+    SENTENCE_LANGUAGES,
     Breaks,
     Passage,
     clauses,
@@ -30,8 +30,8 @@ from .text_decoder import TextDecoder
 from .translation import Translation, has_words, identifier
 
 By = Literal["sentence", "paragraph", "tokens"]
-BEAMS = 4  # of the last try of a translation
-LONGEST = 20_000  # characters that are encoded at a time: no sentence has as many
+RETRY_BEAMS = 4  # of the last try of a translation
+MAX_READ = 20_000  # characters that are encoded at a time: no sentence has as many
 
 
 @described
@@ -86,10 +86,10 @@ class RewriteOptions:
         if self.by not in (None, *get_args(By)):
             names = ", ".join(map(repr, get_args(By)))
             raise OptionError("{by} is {!r}, expected one of {}", self.by, names)
-        if self.language not in (None, *LANGUAGES):
+        if self.language not in (None, *SENTENCE_LANGUAGES):
             raise ValueError(
                 f"there are no sentence rules for the language {self.language!r}: choose one of "
-                f"{', '.join(LANGUAGES)}"
+                f"{', '.join(SENTENCE_LANGUAGES)}"
             )
         check_options(self)
 
@@ -235,7 +235,7 @@ class Document:
         defaults: dict[str, Any] = {"by": "sentence", "language": "en", "min_similarity": 0.75}
         if self._translation:
             code = self._translation.source.partition("-")[0]
-            language = code if code in LANGUAGES else "en"
+            language = code if code in SENTENCE_LANGUAGES else "en"
             defaults = {"by": "tokens", "language": language, "min_similarity": 0.0}
         defaults["min_probability"] = self._decoder.min_probability
         missing = {name: v for name, v in defaults.items() if getattr(options, name) is None}
@@ -266,8 +266,8 @@ class Document:
     def _read(self, passage: Passage) -> _Part:
         """Encode a passage, and find out whether the model can read it."""
         flat, reason = passage.flat(self.text), None
-        if len(flat) > LONGEST:
-            reason = f"it has {len(flat):,} characters, more than the {LONGEST:,} read at a time"
+        if len(flat) > MAX_READ:
+            reason = f"it has {len(flat):,} characters, more than the {MAX_READ:,} read at a time"
             return _Part(passage, [], 0, reason)
         prompt = self._decoder.prefix + flat
         ids = self._decoder.encode(prompt)
@@ -386,10 +386,14 @@ class Document:
             found = clauses(self.text, part.passage)
             parts = dict(self._decoded(map(self._read, found), **keywords)) if found[1:] else {}
             ordered = sorted(parts, key=lambda each: each.passage.start)
-            tries = [_joined([parts[each] for each in ordered])] if parts else []
+            tries = [_as_one_output([parts[each] for each in ordered])] if parts else []
             again = self._first_good(part, piece, tries, "by clauses")
             if not again.retried and not self._decoder.is_steady:
-                search = {"num_beams": BEAMS, "num_return_sequences": BEAMS, "speculative": False}
+                search = {
+                    "num_beams": RETRY_BEAMS,
+                    "num_return_sequences": RETRY_BEAMS,
+                    "speculative": False,
+                }
                 ((_, best),) = self._decoded([part], **(keywords | search))
                 again = self._first_good(part, again, [best, *best.alternatives], "by beams")
             yield again
@@ -481,7 +485,7 @@ def _sum(*stats: Stats | None) -> Stats:
     return total([each for each in stats if each is not None])
 
 
-def _joined(outputs: Sequence[Generation]) -> Generation:
+def _as_one_output(outputs: Sequence[Generation]) -> Generation:
     """Return the outputs for the clauses of a sentence as one."""
     ends = [each.finish_reason for each in outputs if each.finish_reason != "eos"]
     return replace(

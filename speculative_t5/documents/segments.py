@@ -4,19 +4,19 @@ from itertools import accumulate
 
 # Characters that sentencex, whose steps grow with their square, sees at a time. Paragraphs that are
 # no longer are split as a whole; in longer ones what follows the last end is seen once more.
-WINDOW = 8192
+SEEN_AT_ONCE = 8192
 
 
 def segments(language: str, text: str) -> list[str]:
     """Split a text into sentences, with the blanks behind each; joined they are the text."""
     from sentencex import segment  # only where text is split
 
-    if len(text) <= WINDOW:
+    if len(text) <= SEEN_AT_ONCE:
         found = segment(language, text)
         return found if sum(map(len, found)) == len(text) else [text]
     ends, start = [0], 0
     while start < len(text):
-        stop = _blank_before(text, start + WINDOW, start + WINDOW // 2)
+        stop = _blank_before(text, start + SEEN_AT_ONCE, start + SEEN_AT_ONCE // 2)
         sizes = [*map(len, segment(language, text[start:stop]))]
         some = [start + size for size in accumulate(sizes)]
         if not some or some[-1] != stop:  # it has lost something
@@ -24,11 +24,11 @@ def segments(language: str, text: str) -> list[str]:
         if stop < len(text):
             some.pop()  # the end of what was seen
         ends += some
-        middle = start + WINDOW // 2
+        middle = start + SEEN_AT_ONCE // 2
         if stop == len(text) or ends[-1] > middle:
             start = ends[-1]
         else:  # a sentence longer than what was seen
-            start = max(ends[-1], _blank_before(text, middle, start + WINDOW // 4))
+            start = max(ends[-1], _blank_before(text, middle, start + SEEN_AT_ONCE // 4))
     return [text[i:j] for i, j in zip(ends, ends[1:], strict=False)]
 
 

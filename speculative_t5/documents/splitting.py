@@ -11,22 +11,22 @@ from typing import Literal
 from .segments import segments
 
 # Those that sentencex has rules for.
-LANGUAGES = (
+SENTENCE_LANGUAGES = (
     "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk"
 ).split()
-WRAPPED = range(40, 121)  # characters of a line that was broken because it was full
-INDENT = 4  # columns before code
-TILDES = 4  # that underline a heading, at least
-LABEL = 4  # words of a label, at most
-CLAUSE = 3  # words of a clause, at least
-MARKS = 1000  # characters before a passage in which the marks of its line are looked for
+WRAPPED_LENGTHS = range(40, 121)  # characters of a line that was broken because it was full
+CODE_INDENT = 4  # columns before code
+MIN_TILDES = 4  # that underline a heading, at least
+LABEL_WORDS = 4  # words of a label, at most
+CLAUSE_WORDS = 3  # words of a clause, at least
+MARKS_BEFORE = 1000  # characters before a passage in which the marks of its line are looked for
 
-_WORD = re.compile(r"[^\s\0]+")  # NUL is a blank that no text needs
-_LINE = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
+_UNSPACED = re.compile(r"[^\s\0]+")  # NUL is a blank that no text needs
+_LINE_TEXT = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
 _QUOTE = re.compile(r"[ \t]{0,3}>(?:[ \t]?>)*[ \t]?")
 _BULLET = r"[-*+•◦‣·–—]|\(?[A-Za-z]\)"
 _BOX = r"\[[ xX]\]"
-_MARKER = re.compile(rf"(?:{_BULLET}|\(?\d{{1,3}}[.)])[ \t]+(?:{_BOX}[ \t]+)?")
+_LIST_MARKER = re.compile(rf"(?:{_BULLET}|\(?\d{{1,3}}[.)])[ \t]+(?:{_BOX}[ \t]+)?")
 _FENCE = re.compile(r"`{3,}+(?=[^`]*$)|~{3,}")
 _HEADING = re.compile(r"#{1,6}(?:[ \t]|$)")
 _RULE = re.compile(r"([-*_])[ \t]*+(?:\1[ \t]*+){2,}$")
@@ -38,7 +38,7 @@ _KIND = re.compile(
     rf"(\ufeff?(?:{_QUOTE.pattern}|[ \t]*(?:{_BULLET}|{_BOX}|\(?\d+[.)])(?:[ \t]+|$))*+[ \t]*)"
     rf"({_FENCE.pattern}|{_HEADING.pattern}|</?[A-Za-z]|<[!?]|\[[^\]]*\]:)?"
 )
-_END = re.compile(r"[.!?…。！？؟।։][\"'”’»)\]*_]*$")
+_SENTENCE_END = re.compile(r"[.!?…。！？؟।։][\"'”’»)\]*_]*$")
 _CELL = re.compile(r"[^\s|](?:[^|\t]*?[^\s|])?(?=\s*(?:\||\t| {4}|$))")
 _LINK = re.compile(r"\[[^\]]+\]:[ \t]")  # where its target stands
 _PAUSE = re.compile(r"[,;:—–]$|[，；：、]")
@@ -92,7 +92,7 @@ def sentences(text: str, passage: Passage, language: str) -> list[Passage]:
         places += [*range(start, end), end]  # with the space behind the word
     found, line, at = [], passage.line, passage.start
     for border in pairwise(borders):
-        words = [word.span() for word in _WORD.finditer(flat, *border)]
+        words = [word.span() for word in _UNSPACED.finditer(flat, *border)]
         if words:
             spans = tuple((places[start], places[end - 1] + 1) for start, end in words)
             line += len(re.findall(r"\r\n|\r|\n", text[at : spans[0][0]]))
@@ -106,9 +106,9 @@ def clauses(text: str, passage: Passage) -> list[Passage]:
     parts: list[list[Span]] = [[]]
     for span in passage.spans:
         parts[-1].append(span)
-        if len(parts[-1]) >= CLAUSE and _PAUSE.search(text[slice(*span)]):
+        if len(parts[-1]) >= CLAUSE_WORDS and _PAUSE.search(text[slice(*span)]):
             parts.append([])
-    if len(parts) > 1 and len(parts[-1]) < CLAUSE:
+    if len(parts) > 1 and len(parts[-1]) < CLAUSE_WORDS:
         last = parts.pop()
         parts[-1] += last
     return [replace(passage, spans=tuple(part)) for part in parts]
@@ -127,14 +127,14 @@ class _Line:
 
 def _lines(text: str) -> list[_Line]:
     lines = []
-    for number, found in enumerate(_LINE.finditer(text), 1):
+    for number, found in enumerate(_LINE_TEXT.finditer(text), 1):
         start, end = found.span(1)
         start += text.startswith("\ufeff") and start == 0
         quote = _QUOTE.match(text, start, end)
         depth = quote[0].count(">") if quote else 0
         start = quote.end() if quote else start
         words = text[start:end].lstrip(" \t")
-        indent = len(text[start:end].expandtabs(INDENT)) - len(words.expandtabs(INDENT))
+        indent = len(text[start:end].expandtabs(CODE_INDENT)) - len(words.expandtabs(CODE_INDENT))
         lines.append(_Line(number, end - len(words), words, depth, indent))
     while lines and _BLANK.match(lines[-1].words):
         lines.pop()
@@ -224,7 +224,7 @@ def paragraphs(text: str, *, labels: bool = False, breaks: Breaks = "wrapped") -
             yield from finished(open_ if labels else None)
             open_ = None
             continue
-        marker = _MARKER.match(line)
+        marker = _LIST_MARKER.match(line)
         fence = _FENCE.match(line, marker.end() if marker else 0) if marked else None
         if fence:
             code = fences.behind(place, fence[0]) or code
@@ -236,7 +236,7 @@ def paragraphs(text: str, *, labels: bool = False, breaks: Breaks = "wrapped") -
             if labels and (is_row or _HEADING.match(line)):
                 start += len(line) - len(line.lstrip("# \t"))
                 for cell in _CELL.finditer(text, start, each.start + len(line.rstrip("# \t"))):
-                    spans = _words(text, *cell.span())
+                    spans = _word_spans(text, *cell.span())
                     yield from finished(_Paragraph(each.number, depth, code=False, spans=spans))
             in_list = in_list and not (parting and indent == 0)
             continue
@@ -247,31 +247,31 @@ def paragraphs(text: str, *, labels: bool = False, breaks: Breaks = "wrapped") -
         new = marker or open_ is None or depth != open_.depth
         if new or open_ is None or not _continues(open_.last, line, breaks):
             yield from finished(open_)
-            open_ = _Paragraph(each.number, depth, marked and indent >= INDENT and not in_list)
-        open_.spans += _words(text, start, start + len(line))
+            open_ = _Paragraph(each.number, depth, marked and indent >= CODE_INDENT and not in_list)
+        open_.spans += _word_spans(text, start, start + len(line))
         open_.last = line
     yield from finished(open_)
 
 
-def _words(text: str, start: int, end: int) -> list[Span]:
-    return [word.span() for word in _WORD.finditer(text, start, end)]
+def _word_spans(text: str, start: int, end: int) -> list[Span]:
+    return [word.span() for word in _UNSPACED.finditer(text, start, end)]
 
 
 def _is_underline(line: str, above: str) -> bool:
     """Whether a line makes the one above a heading."""
-    if _END.search(above):
+    if _SENTENCE_END.search(above):
         return False
     if line.startswith("~~~") and not line.strip("~ \t"):
         full = len(line.rstrip()) >= len(above)
-        return full or (len(line.rstrip()) >= TILDES and not above.endswith(":"))
+        return full or (len(line.rstrip()) >= MIN_TILDES and not above.endswith(":"))
     return _UNDERLINE.match(line) is not None
 
 
 def _continues(line: str, following: str, breaks: Breaks) -> bool:
     """Whether the following line continues the sentence of this one."""
     if breaks == "wrapped":
-        return following[:1].islower() or len(line.rstrip()) in WRAPPED
-    return breaks == "cues" and not _END.search(line.rstrip())
+        return following[:1].islower() or len(line.rstrip()) in WRAPPED_LENGTHS
+    return breaks == "cues" and not _SENTENCE_END.search(line.rstrip())
 
 
 def _finished(text: str, paragraph: _Paragraph | None, *, labels: bool) -> Iterator[Passage]:
@@ -280,7 +280,7 @@ def _finished(text: str, paragraph: _Paragraph | None, *, labels: bool) -> Itera
         return
     passage = Passage(tuple(paragraph.spans), paragraph.line)
     flat = passage.flat(text)
-    prose = _END.search(flat) and flat.lstrip(_OPENING)[:1].isupper()
+    prose = _SENTENCE_END.search(flat) and flat.lstrip(_OPENING)[:1].isupper()
     if (labels or not is_label(flat)) and (prose or not paragraph.code):
         yield passage
 
@@ -294,8 +294,10 @@ def is_label(flat: str) -> bool:
     """
     words = [word for word in flat.split() if any(map(str.isalpha, word))]
     capitals = sum(word.lstrip(_OPENING)[:1].isupper() for word in words)
-    short = len(words) <= LABEL or 2 * capitals > len(words)
-    return not words or (not _END.search(flat) and (short or flat.endswith((",", ";", ":"))))
+    short = len(words) <= LABEL_WORDS or 2 * capitals > len(words)
+    return not words or (
+        not _SENTENCE_END.search(flat) and (short or flat.endswith((",", ";", ":")))
+    )
 
 
 def keeps_lines(text: str, passage: Passage, output: str) -> bool:
@@ -304,7 +306,7 @@ def keeps_lines(text: str, passage: Passage, output: str) -> bool:
     A line is text, an item of a list, a quotation, a heading, code, HTML, a row of a table or a
     rule, see `_KIND`.
     """
-    first = max(0, passage.start - MARKS)
+    first = max(0, passage.start - MARKS_BEFORE)
     start = max(first, *(text.rfind(end, first, passage.start) + 1 for end in "\r\n"))
     before = _KIND.match(text, start, passage.start)
     begins = before is not None and before.end(1) == passage.start

@@ -16,22 +16,22 @@ from operator import itemgetter
 from typing import Any
 
 from .segments import segments
-from .splitting import LANGUAGES
+from .splitting import SENTENCE_LANGUAGES
 
 # How many letters of an alphabet a character stands for, by the beginning of its Unicode name.
 # Estimates: the bounds below are wide.
-WEIGHTS = {"CJK": 3.0, "HANGUL": 2.2, "HIRAGANA": 1.6, "KATAKANA": 1.6, "ETHIOPIC": 1.6}
+LETTERS_EACH = {"CJK": 3.0, "HANGUL": 2.2, "HIRAGANA": 1.6, "KATAKANA": 1.6, "ETHIOPIC": 1.6}
 # How far the lengths may differ: by multiples of the square root of the source's length, as the
 # spread of Gale and Church (1993) grows, and by parts of it, as whole texts are short or long.
-SHORTER, LONGER = (3.0, 0.25), (4.0, 0.5)
-FEWER, MORE = 0.75, 1.25  # of the source's length, beyond which sentences are counted
-SPELLED = 12  # numbers up to here are often digits in one language and words in another
-OFTEN = 2  # times that an n-gram may come in any text
-WORDS, CHARACTERS = 4, 12  # of an n-gram that may not come more often, in a row or not
-COPIED = 3  # words of a sentence whose language can be told
-SURE = 0.9  # probability that it is the source's
+SHORTER_BY, LONGER_BY = (3.0, 0.25), (4.0, 0.5)
+FEWER_BELOW, MORE_ABOVE = 0.75, 1.25  # of the source's length, beyond which sentences are counted
+MAX_SPELLED = 12  # numbers up to here are often digits in one language and words in another
+MAX_REPEATS = 2  # times that an n-gram may come in any text
+NGRAM_WORDS, NGRAM_CHARACTERS = 4, 12  # of an n-gram that may not come more often, in a row or not
+MIN_COPIED = 3  # words of a sentence whose language can be told
+SURE_OF_SOURCE = 0.9  # probability that it is the source's
 
-_END = re.compile(r"[.!?…。！？؟।։][\"'”“’»«)\]*_]*$")
+_OUTPUT_END = re.compile(r"[.!?…。！？؟।։][\"'”“’»«)\]*_]*$")
 _NUMBER = re.compile(r"\d(?:[\d.,:'’\u00a0\u202f]*\d)?")
 _ADDRESS = re.compile(
     r"(?<![^\s<>()\"])[^\s<>()\"@]++@[^\s<>()\"]+\w|(?:https?://|www\.)[^\s<>()\"]*[\w/]"
@@ -41,7 +41,7 @@ _PLACEHOLDER = re.compile(
     r"|%(?:\(\w+\)|\d+\$)?[-+0#]*+\d*+(?:\.\d+)?[sdifgx@](?!\w)"  # %s, %(name)s, %1$d, %.2f
     r"|</?[A-Za-z][^<>]*>|&#?\w+;|\[\^\w+\]|`[^`]+`"  # marks of HTML and Markdown
 )
-_MARKER = re.compile(r"(?<!\S)\(?(?:\d{1,2}|[a-z])\)(?=\s)")
+_ENUMERATOR = re.compile(r"(?<!\S)\(?(?:\d{1,2}|[a-z])\)(?=\s)")
 # Words that are written alike in all languages: those with capitals or digits behind a small
 # letter, such as iPhone; in texts of other scripts, all in Latin letters.
 _MIXED = re.compile(r"\b(?:[A-Z]?[a-z]+[A-Z0-9]\w*)\b")
@@ -67,22 +67,25 @@ class Translation:
             source, output = (pattern.sub(" ", text) for text in (source, output))
         for kind, lost in (
             ("number", _numbers(source, output)),
-            ("name", _names(source) - Counter(_LATIN.findall(output))),
-            ("list marker", Counter(_MARKER.findall(source)) - Counter(_MARKER.findall(output))),
+            ("name", _kept_names(source) - Counter(_LATIN.findall(output))),
+            (
+                "list marker",
+                Counter(_ENUMERATOR.findall(source)) - Counter(_ENUMERATOR.findall(output)),
+            ),
         ):
             if lost:
                 return f"its output lacks the {kind} {next(iter(lost))!r}"
-        if _END.search(source) and output[-1:].isalpha() and " " in output:
+        if _OUTPUT_END.search(source) and output[-1:].isalpha() and " " in output:
             return "its output ends within a sentence"
         have, want = _letters(output), _letters(source)
-        for sign, (roots, part), word in ((-1, SHORTER, "short"), (1, LONGER, "long")):
+        for sign, (roots, part), word in ((-1, SHORTER_BY, "short"), (1, LONGER_BY, "long")):
             if sign * (have - want) > roots * math.sqrt(want) + part * want:
                 return f"its output is too {word}"
         sentences = _sentences(output, self.target)
         added = len(sentences) - len(_sentences(source, self.source))
-        if added < 0 and have < FEWER * want:
+        if added < 0 and have < FEWER_BELOW * want:
             return "its output lacks a sentence"
-        if added > 0 and have > MORE * want:
+        if added > 0 and have > MORE_ABOVE * want:
             return "its output has one more sentence"
         if any(self._is_copied(source, text) for text in (output, *sentences)):
             return "its output is not translated"
@@ -90,15 +93,15 @@ class Translation:
 
     def _is_copied(self, source: str, text: str) -> bool:
         """Whether a text is in the language of its source, and should not be."""
-        words = [word for word in _words(text) if word.isalpha()]
-        if len(words) < COPIED:
+        words = [word for word in _folded_words(text) if word.isalpha()]
+        if len(words) < MIN_COPIED:
             return False
         codes = [code.partition("-")[0] for code in (self.source, self.target)]
         if len({*codes} & {*identifier().labels}) == 2:
             language, probability = identifier(*codes).classify(text)
-            return bool(language == codes[0] and probability >= SURE)
-        same = (Counter(words) & Counter(_words(source))).total()
-        return same >= SURE * len(words)
+            return bool(language == codes[0] and probability >= SURE_OF_SOURCE)
+        same = (Counter(words) & Counter(_folded_words(source))).total()
+        return same >= SURE_OF_SOURCE * len(words)
 
 
 @cache
@@ -130,38 +133,38 @@ def _numbers(source: str, output: str) -> list[str]:
     for number in _NUMBER.findall(source):
         if left[digits(number)]:
             left[digits(number)] -= 1
-        elif len(digits(number)) > 2 or int(digits(number) or 0) > SPELLED:
+        elif len(digits(number)) > 2 or int(digits(number) or 0) > MAX_SPELLED:
             lost.append(number)
     return lost
 
 
-def _names(text: str) -> Counter[str]:
+def _kept_names(text: str) -> Counter[str]:
     letters = [unicodedata.name(c, "").startswith("LATIN") for c in text if c.isalpha()]
     return Counter((_MIXED if 2 * sum(letters) > len(letters) else _LATIN).findall(text))
 
 
-def _words(text: str) -> list[str]:
+def _folded_words(text: str) -> list[str]:
     return re.findall(r"[\w'’]+", text.casefold())
 
 
 def _sentences(text: str, language: str) -> list[str]:
     code = language.partition("-")[0]
-    found = segments(code if code in LANGUAGES else "en", text)
+    found = segments(code if code in SENTENCE_LANGUAGES else "en", text)
     return [each for each in found if any(map(str.isalpha, each))]
 
 
 def _letters(text: str) -> float:
     names = (unicodedata.name(c, "") for c in text if not c.isspace())
-    return sum(WEIGHTS.get(name.partition(" ")[0], 1.0) for name in names)
+    return sum(LETTERS_EACH.get(name.partition(" ")[0], 1.0) for name in names)
 
 
 def _repeated(source: str, output: str) -> str | None:
     """Return words that an output has more often than its source has any of nearly that number."""
-    spaced = 2 * CHARACTERS * output.count(" ") > len(output)
-    size = WORDS if spaced else CHARACTERS
-    after = _words(output) if spaced else output
-    before = _words(source) if " " in source else source
-    most = max(OFTEN, *_ngrams(before, WORDS - 1).values(), 0)
+    spaced = 2 * NGRAM_CHARACTERS * output.count(" ") > len(output)
+    size = NGRAM_WORDS if spaced else NGRAM_CHARACTERS
+    after = _folded_words(output) if spaced else output
+    before = _folded_words(source) if " " in source else source
+    most = max(MAX_REPEATS, *_ngrams(before, NGRAM_WORDS - 1).values(), 0)
     ngram, times = max(_ngrams(after, size).items(), key=itemgetter(1), default=((), 0))
     return (" " * spaced).join(ngram) if times > most else None
 

@@ -12,9 +12,14 @@ from zipfile import BadZipFile, ZipFile
 
 from ..errors import first_line
 
-MOST_XML, MOST = 100 * 10**6, 512 * 10**6  # bytes, unpacked, of text and of all that it holds
-OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # how files begin that are encrypted, or of old Words
-ENCRYPTED = 1  # the bit of a member's flags
+MAX_XML_BYTES, MAX_PACKAGE_BYTES = (
+    100 * 10**6,
+    512 * 10**6,
+)  # bytes, unpacked, of text and of all that it holds
+OLE_MAGIC = (
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # how files begin that are encrypted, or of old Words
+)
+ENCRYPTED_FLAG = 1  # the bit of a member's flags
 
 
 def open_word(data: bytes, name: str) -> Any:
@@ -68,7 +73,7 @@ def roots(document: Any) -> list[Any]:
 
 def _check_package(data: bytes, name: str) -> None:
     """Refuse bytes that are no package, are encrypted, or unpack to more than can be read."""
-    if data.startswith(OLD):
+    if data.startswith(OLE_MAGIC):
         raise ValueError(
             f"{name} has a password, or is of Word before 2007: save it as .docx without a password"
         )
@@ -77,11 +82,14 @@ def _check_package(data: bytes, name: str) -> None:
             members = package.infolist()
     except (BadZipFile, NotImplementedError, ValueError) as error:
         raise ValueError(f"{name} is not a document of Word: save it as .docx") from error
-    if any(member.flag_bits & ENCRYPTED for member in members):
+    if any(member.flag_bits & ENCRYPTED_FLAG for member in members):
         raise ValueError(f"{name} has a password: save it as .docx without a password")
     sizes = {member.filename: member.file_size for member in members}
     xml = sum(size for inner, size in sizes.items() if inner.endswith((".xml", ".rels")))
-    for size, most, what in ((xml, MOST_XML, "text"), (sum(sizes.values()), MOST, "all")):
+    for size, most, what in (
+        (xml, MAX_XML_BYTES, "text"),
+        (sum(sizes.values()), MAX_PACKAGE_BYTES, "all"),
+    ):
         if size > most:
             raise ValueError(
                 f"{name} unpacks to {math.ceil(size / 1e6):,} MB of {what}, and at most "

@@ -23,21 +23,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import shown
 from . import languagetool, libretranslate, requests
 from .bodies import BodyReader
-from .completions import ANSWERS, Completion, as_event
-from .models import MODELS, Models, Served
-from .page import HEADERS, PAGE
+from .completions import ANSWER_OF_PATH, Completion, as_event
+from .models import MODELS_PATH, Models, Served
+from .page import PAGE_HEADERS, PAGE_HTML
 from .requests import Refused
 from .server import check_key, check_site, guarded, tidied, unless_gone
 from .service import NOW, Call
 from .settings import Settings
 from .text_routes import LANGUAGES, TEXTS, TextEndpoints
 
-LONG = 20_000  # bytes of a body from which prompts are long
+LONG_BODY = 20_000  # bytes of a body from which prompts are long
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
-PREFIX = "speculative_t5_"
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+METRIC_PREFIX = "speculative_t5_"
+SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 # Figures of services: what there is now, and totals without the warm-up.
-HELP = {
+FIGURE_HELP = {
     "queued": "Outputs that wait for a row.",
     "rows": "Outputs being decoded.",
     "rounds": "Passes of the target, each for all rows together.",
@@ -49,8 +49,8 @@ HELP = {
     "seconds_since_round": "Seconds since the last pass of the target, if there was one.",
 }
 
-DONE = "data: [DONE]\n\n"
-PING = ": ping\n\n"
+DONE_EVENT = "data: [DONE]\n\n"
+PING_EVENT = ": ping\n\n"
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -97,7 +97,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         if not allowed:
             message = (
                 f"{method} {path} is not a route of this server ({error.detail.lower()}): "
-                f"use {', '.join(PATHS)}"
+                f"use {', '.join(KNOWN_PATHS)}"
             )
         error = Refused(error.status_code, message, headers=error.headers)
     elif not isinstance(error, Refused):  # the server writes it to its log
@@ -117,21 +117,22 @@ class Endpoints(Collector):
         self._began: dict[Call, float] = {}  # in the time of time.monotonic
         self.registry = prometheus.CollectorRegistry()
         self.registry.register(self)
-        timed = partial(prometheus.Histogram, buckets=SECONDS, registry=self.registry)
+        timed = partial(prometheus.Histogram, buckets=SECONDS_BUCKETS, registry=self.registry)
         self._first_token = timed(
-            f"{PREFIX}first_token_seconds", "From a request to the first tokens of its outputs."
+            f"{METRIC_PREFIX}first_token_seconds",
+            "From a request to the first tokens of its outputs.",
         )
         self._whole_request = timed(
-            f"{PREFIX}request_seconds", "From a request to the end of its outputs."
+            f"{METRIC_PREFIX}request_seconds", "From a request to the end of its outputs."
         )
         self.routes = [
             *(Route(path, partial(self._generate, kind), methods=["POST"])
-              for path, kind in ANSWERS.items()),
+              for path, kind in ANSWER_OF_PATH.items()),
             *(Route(path, partial(texts.answer, path), methods=route.methods)
               for path, route in TEXTS.items()),
             *(Route(path, partial(texts.languages, path)) for path in LANGUAGES),
-            Route(MODELS, self._all_models),
-            Route(MODELS + "/{model:path}", self._one_model),
+            Route(MODELS_PATH, self._all_models),
+            Route(MODELS_PATH + "/{model:path}", self._one_model),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
             Route("/", self._page),
@@ -140,10 +141,10 @@ class Endpoints(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that are figures of the services."""
         figures, ready = self._models.figures(), float(self._models.state == "ready")
-        yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are decoded.", value=ready)
+        yield GaugeMetricFamily(f"{METRIC_PREFIX}ready", "1 if requests are decoded.", value=ready)
         for name, value in figures.items():
             family = GaugeMetricFamily if name in NOW else CounterMetricFamily
-            yield family(PREFIX + name, HELP[name], value=value)
+            yield family(METRIC_PREFIX + name, FIGURE_HELP[name], value=value)
 
     async def _all_models(self, _: Request) -> Response:
         try:
@@ -163,7 +164,7 @@ class Endpoints(Collector):
 
         Of one whose tokenizer cannot be had, which is None, there is none that it does anything in.
         """
-        corrected = [] if tokenizer is None else languagetool.languages(tokenizer)
+        corrected = [] if tokenizer is None else languagetool.languages_corrected(tokenizer)
         return {
             "id": served.name,
             "object": "model",
@@ -171,7 +172,9 @@ class Endpoints(Collector):
             "owned_by": "speculative_t5",
             "loaded": served.service is not None and not served.is_loading,
             "corrects": [*dict.fromkeys(each["code"] for each in corrected)],
-            "translates": [] if tokenizer is None else libretranslate.languages(tokenizer),
+            "translates": []
+            if tokenizer is None
+            else libretranslate.languages_translated(tokenizer),
         }
 
     async def _health(self, _: Request) -> Response:
@@ -184,7 +187,7 @@ class Endpoints(Collector):
         return Response(text, headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
 
     async def _page(self, _: Request) -> Response:
-        return HTMLResponse(PAGE, headers=HEADERS)
+        return HTMLResponse(PAGE_HTML, headers=PAGE_HEADERS)
 
     async def _generate(self, kind: type[Completion], request: Request) -> ASGIApp:
         """Let a request's call join, and return what sends its answer."""
@@ -196,7 +199,7 @@ class Endpoints(Collector):
                 served = self._models.find(fields.get("model"))
                 service = await stack.enter_async_context(self._models.use(served))
                 prompts = None
-                if len(body) >= LONG:  # others would wait for its tokens
+                if len(body) >= LONG_BODY:  # others would wait for its tokens
                     prompts = await service.fitted(kind.prompts(fields, service), kind.field)
                 answer = kind(fields, served.name, service, settings, prompts)
             except ValueError as error:
@@ -235,7 +238,7 @@ class Endpoints(Collector):
             text = await self._decode(answer, write) + answer.closing()
         except Refused as failure:
             text = as_event(failure.body)
-        await write(text + DONE, more=False)
+        await write(text + DONE_EVENT, more=False)
 
     async def _decode(
         self, answer: Completion, write: Callable[[str], Awaitable[None]] | None = None
@@ -249,7 +252,7 @@ class Endpoints(Collector):
                 number, chunk = added
                 answer.chunks[number].append(chunk)
             if write and not (added and answer.top is not None):
-                events = answer.round(*added) if added else PING
+                events = answer.round(*added) if added else PING_EVENT
                 if answer.call.left:
                     await write(events)
         if answer.top is not None:  # all rounds come with the end
@@ -262,13 +265,13 @@ class Endpoints(Collector):
         return events
 
 
-PATHS = (*ANSWERS, *TEXTS, *LANGUAGES, MODELS, "/health", "/metrics", "/")
+KNOWN_PATHS = (*ANSWER_OF_PATH, *TEXTS, *LANGUAGES, MODELS_PATH, "/health", "/metrics", "/")
 
 
 def counted(app: ASGIApp, registry: prometheus.CollectorRegistry) -> ASGIApp:
     """Count responses by endpoint and status, those of the guards included."""
     answered = prometheus.Counter(
-        f"{PREFIX}requests", "Requests that were answered.", ["endpoint", "status"],
+        f"{METRIC_PREFIX}requests", "Requests that were answered.", ["endpoint", "status"],
         registry=registry,
     )  # fmt: skip
 
@@ -285,7 +288,7 @@ def counted(app: ASGIApp, registry: prometheus.CollectorRegistry) -> ASGIApp:
         finally:
             # A path below an endpoint counts with it; others are one, or clients could name many.
             path = scope["path"]
-            known = MODELS if path.startswith(f"{MODELS}/") else path
-            answered.labels(known if known in PATHS else "other", str(status)).inc()
+            known = MODELS_PATH if path.startswith(f"{MODELS_PATH}/") else path
+            answered.labels(known if known in KNOWN_PATHS else "other", str(status)).inc()
 
     return count

@@ -9,12 +9,12 @@ from ..errors import shown
 from .requests import Refused
 from .settings import Settings
 
-CLOSE = {"Connection": "close"}  # where a body may have no end
+CLOSE_HEADERS = {"Connection": "close"}  # where a body may have no end
 GZIP = b"\x1f\x8b"  # how it begins
-EITHER = 32 + zlib.MAX_WBITS  # for zlib: of gzip's format or of its own
-SMALL = 2**16  # bytes of a body that is read however many others there are
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # for zlib: of gzip's format or of its own
+SMALL_BODY = 2**16  # bytes of a body that is read however many others there are
 AGAIN_SECONDS = 5  # after which to send one again
-PLAIN, COMPRESSED = ("", "identity"), ("gzip", "x-gzip", "deflate")
+PLAIN_ENCODINGS, COMPRESSED_ENCODINGS = ("", "identity"), ("gzip", "x-gzip", "deflate")
 
 
 class BodyReader:
@@ -34,11 +34,11 @@ class BodyReader:
         """
         body = await self._received(request)
         encoding = request.headers.get("content-encoding", "").strip().casefold()
-        if encoding in PLAIN and not body.startswith(GZIP):
+        if encoding in PLAIN_ENCODINGS and not body.startswith(GZIP):
             return body
-        if encoding in COMPRESSED:
+        if encoding in COMPRESSED_ENCODINGS:
             return inflated(body, self._settings.max_body)
-        if encoding in PLAIN:
+        if encoding in PLAIN_ENCODINGS:
             wrong = "the body is compressed by gzip: send it with the header Content-Encoding"
         else:
             wrong = f"Content-Encoding is {shown(encoding)}: send the body as gzip, or as it is"
@@ -64,7 +64,7 @@ class BodyReader:
             wrong = f"the body did not arrive in {seconds:g} seconds: send it again"
             if loop.time() < end:
                 wrong = f"no more of the body has come for {pause:g} seconds: send it again"
-            raise Refused(408, wrong, headers=CLOSE) from error
+            raise Refused(408, wrong, headers=CLOSE_HEADERS) from error
         finally:
             self._held -= len(found)
         if too_large:
@@ -74,18 +74,18 @@ class BodyReader:
 
     def _check_room(self, size: int) -> None:
         """Refuse a body that is not small where there are too many others."""
-        if size > SMALL and self._held > self._settings.all_bodies:
+        if size > SMALL_BODY and self._held > self._settings.all_bodies:
             raise Refused(
                 503,
                 f"the server holds {self._settings.all_bodies:,} bytes of bodies that have not "
                 "ended, which is the most: wait and send the request again",
-                headers=CLOSE | {"Retry-After": str(AGAIN_SECONDS)},
+                headers=CLOSE_HEADERS | {"Retry-After": str(AGAIN_SECONDS)},
             )
 
 
 def inflated(body: bytes, most: int) -> bytes:
     """Inflate a body by gzip or zlib to at most `most` bytes; for errors see `BodyReader`."""
-    inflating = zlib.decompressobj(EITHER)
+    inflating = zlib.decompressobj(GZIP_OR_ZLIB)
     try:
         found = inflating.decompress(body, most + 1)
     except zlib.error as error:
@@ -101,4 +101,4 @@ def inflated(body: bytes, most: int) -> bytes:
 
 def _too_large(most: int, *, close: bool) -> Refused:
     wrong = f"the body has more than {most:,} bytes: split the request"
-    return Refused(413, wrong, code="request_too_large", headers=CLOSE if close else None)
+    return Refused(413, wrong, code="request_too_large", headers=CLOSE_HEADERS if close else None)

@@ -14,8 +14,8 @@ from . import logprobs, requests
 from .service import Service
 from .settings import Settings
 
-REASONS: dict[str | None, str] = {"eos": "stop", "stop": "stop", "length": "length"}
-STATISTICS = ("rounds", "drafted", "accepted", "emitted", "seconds")
+FINISH_REASONS: dict[str | None, str] = {"eos": "stop", "stop": "stop", "length": "length"}
+STATISTICS_SHOWN = ("rounds", "drafted", "accepted", "emitted", "seconds")
 
 
 class Completion:
@@ -46,7 +46,9 @@ class Completion:
         self.streams = fields.get("stream", False)
         self._closes = fields.get("stream_options", {}).get("include_usage")
         self._start = options.decoder_start_token_id
-        self._explained: list[list[logprobs.Token]] = []  # of each output, if they are asked for
+        self._explained: list[
+            list[logprobs.ScoredToken]
+        ] = []  # of each output, if they are asked for
         self._shown = [0] * self.call.left  # tokens of each output in the events so far
         self._traced = fields.get("speculative_t5", False)
         self._about = {
@@ -65,7 +67,7 @@ class Completion:
         """Return what a choice has of an output that has ended."""
         return {"text": text}
 
-    def likely(self, tokens: Sequence[logprobs.Token]) -> dict[str, Any]:
+    def likely(self, tokens: Sequence[logprobs.ScoredToken]) -> dict[str, Any]:
         """Return what a choice has of the probabilities of tokens."""
         return logprobs.as_completion(tokens)
 
@@ -93,7 +95,11 @@ class Completion:
         choices = []
         for index, chunks in enumerate(self.chunks):
             text, reason = "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason
-            own = {"finish_reason": REASONS[reason], **self.output(text), **self._trace(chunks)}
+            own = {
+                "finish_reason": FINISH_REASONS[reason],
+                **self.output(text),
+                **self._trace(chunks),
+            }
             choices.append({"index": index, "logprobs": self._logprobs(index, chunks), **own})
         return self._about | {"choices": choices, "usage": self._usage()}
 
@@ -106,7 +112,9 @@ class Completion:
         own = self.part(content=chunk.text) | self._trace([chunk])
         sent = self._choice(index, **own, logprobs=self._logprobs(index, [chunk]))
         if chunk.finish_reason:
-            sent += self._choice(index, **self.part(), finish_reason=REASONS[chunk.finish_reason])
+            sent += self._choice(
+                index, **self.part(), finish_reason=FINISH_REASONS[chunk.finish_reason]
+            )
         return sent
 
     def closing(self) -> str:
@@ -128,7 +136,7 @@ class Completion:
             for chunk in chunks
             for text, origin in zip(chunk.pieces, chunk.origins, strict=False)
         ]
-        numbers = {name: getattr(chunks[-1].stats, name) for name in STATISTICS}
+        numbers = {name: getattr(chunks[-1].stats, name) for name in STATISTICS_SHOWN}
         return {"speculative_t5": {"tokens": tokens, "stats": numbers}}
 
     def _usage(self) -> dict[str, int]:
@@ -156,7 +164,7 @@ class Chat(Completion):
     def output(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def likely(self, tokens: Sequence[logprobs.Token]) -> dict[str, Any]:
+    def likely(self, tokens: Sequence[logprobs.ScoredToken]) -> dict[str, Any]:
         return logprobs.as_chat(tokens)
 
     def part(self, **delta: str) -> dict[str, Any]:
@@ -168,7 +176,7 @@ class Chat(Completion):
         return "".join(self._choice(index, **own) for index in range(len(self.chunks)))
 
 
-ANSWERS = {"/v1/completions": Completion, "/v1/chat/completions": Chat}  # by path
+ANSWER_OF_PATH = {"/v1/completions": Completion, "/v1/chat/completions": Chat}  # by path
 
 
 def as_event(value: dict[str, Any]) -> str:

@@ -26,12 +26,12 @@ from uvicorn.server import ServerState
 
 from .requests import Refused
 
-FILES = 8192  # to allow this process, if its hard limit is not lower
-RESERVE = (
+WANTED_FILES = 8192  # to allow this process, if its hard limit is not lower
+RESERVED_FILES = (
     80  # files that are no connections that `Gate` has let in; a quarter of all, if that is more
 )
-LEAST = 16  # connections, however few files there may be
-LINGERING = 16  # refused connections that may stay until their client has sent its request
+MIN_CONNECTIONS = 16  # connections, however few files there may be
+MAX_LINGERING = 16  # refused connections that may stay until their client has sent its request
 LINGER_SECONDS = 1.0  # for which they may
 SWEEP_SECONDS = 1.0
 LOG_SECONDS = 60.0  # between two lines that say there are no files
@@ -80,7 +80,7 @@ class Gate:
             self.wait(connection)
             return
         self.refused += 1
-        if len(self._refusing) == LINGERING:
+        if len(self._refusing) == MAX_LINGERING:
             first = next(iter(self._refusing))
             self.leave(first)
             first.end()
@@ -287,17 +287,17 @@ class Connection(H11Protocol):
 def raise_file_limit() -> int:
     """Let this process open more files, and return how many it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(hard, WANTED_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):  # macOS may have a limit below the hard one
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-    return FILES if soft == resource.RLIM_INFINITY else soft
+    return WANTED_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def most_connections(files: int) -> int:
     """Return how many connections a process may have that may open a number of files."""
-    return max(LEAST, files - max(RESERVE, files // 4))
+    return max(MIN_CONNECTIONS, files - max(RESERVED_FILES, files // 4))
 
 
 class Quiet:

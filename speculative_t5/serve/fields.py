@@ -25,17 +25,17 @@ def parse_fields(body: bytes, kind: str, query: str = "") -> dict[str, Any]:
         fields = parse_body(body)
     else:
         is_multipart = name == "multipart/form-data"
-        fields = _once(_multipart(body, kind) if is_multipart else _pairs(body.decode))
+        fields = _once(_multipart(body, kind) if is_multipart else _parsed_pairs(body.decode))
         if _is_list_of_texts(fields.get("q")):
             raise Refused(
                 400,
                 "q is a list, and the q of a form is one text: send the fields as JSON",
                 param="q",
             )
-    return fields | _once(_pairs(lambda: query))
+    return fields | _once(_parsed_pairs(lambda: query))
 
 
-def _pairs(read: Any) -> list[tuple[str, str]]:
+def _parsed_pairs(read: Any) -> list[tuple[str, str]]:
     """Return the names and values of what is written as in an address."""
     try:
         return parse_qsl(

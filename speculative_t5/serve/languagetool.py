@@ -14,24 +14,24 @@ from itertools import accumulate
 from typing import Any
 
 from .._version import __version__
-from ..documents import LANGUAGES, Piece, RewriteOptions, edits, lines
+from ..documents import SENTENCE_LANGUAGES, Piece, RewriteOptions, edits, lines
 from ..errors import shown
 from ..tokenizers import is_code, language_name, main_region
 from .fields import text_field
 from .requests import Refused
 from .texts import Partly, Remote, detected, ignore
 
-AROUND = 40  # characters of a match's context on each side
+CONTEXT_AROUND = 40  # characters of a match's context on each side
 # Editors check only texts whose language and region are listed. Others have their main region.
-REGIONS = {
+LISTED_REGIONS = {
     "en": "US GB AU CA IE IN NZ ZA", "de": "DE AT CH", "fr": "FR BE CA CH", "es": "ES AR MX",
     "pt": "PT BR", "nl": "NL BE",
 }  # fmt: skip
-SOFTWARE = {"name": "speculative_t5", "version": __version__, "apiVersion": 1}
+SOFTWARE_NAME = {"name": "speculative_t5", "version": __version__, "apiVersion": 1}
 
 
 @dataclass(frozen=True)
-class Rule:
+class EditRule:
     """A kind of edit, in LanguageTool's terms."""
 
     kind: str
@@ -45,31 +45,33 @@ class Rule:
                 "category": category}  # fmt: skip
 
 
-SPACES = Rule("SPACES", "The spaces may be wrong here.", "TYPOGRAPHY", "whitespace")
-CASE = Rule("CASE", "Capital or small letters may be wrong here.", "CASING", "typographical")
-PUNCTUATION = Rule(
+SPACES_RULE = EditRule("SPACES", "The spaces may be wrong here.", "TYPOGRAPHY", "whitespace")
+CASE_RULE = EditRule(
+    "CASE", "Capital or small letters may be wrong here.", "CASING", "typographical"
+)
+PUNCTUATION_RULE = EditRule(
     "PUNCTUATION", "The punctuation may be wrong here.", "PUNCTUATION", "typographical"
 )
-MISSING = Rule("MISSING", "A word may be missing here.")
-EXTRA = Rule("EXTRA", "There may be a word too many here.")
-WORD = Rule("WORD", "Another word, or another form of it, may be meant here.")
-WORDS = Rule("WORDS", "Other words may be meant here.")
+MISSING_WORD_RULE = EditRule("MISSING", "A word may be missing here.")
+EXTRA_WORD_RULE = EditRule("EXTRA", "There may be a word too many here.")
+WORD_RULE = EditRule("WORD", "Another word, or another form of it, may be meant here.")
+WORDS_RULE = EditRule("WORDS", "Other words may be meant here.")
 
 
-def rule_of(before: str, after: str) -> Rule:
+def rule_of(before: str, after: str) -> EditRule:
     """Return the rule for an edit by its kind."""
     if "".join(before.split()) == "".join(after.split()):
-        return SPACES
+        return SPACES_RULE
     if before.casefold() == after.casefold():
-        return CASE
+        return CASE_RULE
     old, new = (re.findall(r"\w+(?:['’]\w+)*", text.casefold()) for text in (before, after))
     if old == new:
-        return PUNCTUATION
+        return PUNCTUATION_RULE
     if _is_within(old, new):
-        return MISSING
+        return MISSING_WORD_RULE
     if _is_within(new, old):
-        return EXTRA
-    return WORD if len(old) == len(new) == 1 else WORDS
+        return EXTRA_WORD_RULE
+    return WORD_RULE if len(old) == len(new) == 1 else WORDS_RULE
 
 
 def _is_within(some: Sequence[str], words: Sequence[str]) -> bool:
@@ -87,7 +89,7 @@ def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> d
     code units of what was sent, markup included. `partly` is told of the answer without matches,
     then of the matches of each piece.
     """
-    given, text, places = _read(fields)
+    given, text, places = _text_sent(fields)
     codes = _codes(decoder.tokenizer)
     language, sure = text_field(fields, "language"), 1.0
     auto = language == "auto"
@@ -97,8 +99,8 @@ def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> d
     if not auto and not (code in codes and is_code(language)):
         raise Refused(
             400,
-            f"language is {shown(language)}, and the model corrects {_listed(codes)}: give one of "
-            "its languages, or auto",
+            f"language is {shown(language)}, and the model corrects {_listed_languages(codes)}: "
+            "give one of its languages, or auto",
             param="language",
         )
     about: dict[str, Any] = {"name": language_name(language), "code": language}
@@ -107,11 +109,11 @@ def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> d
     if code not in codes:
         warnings["incompleteResultsReason"] = (
             f"the text seems to be {language_name(language)} ({language}), and the model corrects "
-            f"{_listed(codes)}"
+            f"{_listed_languages(codes)}"
         )
-    answer = {"software": SOFTWARE, "language": about, "warnings": warnings, "matches": []}
+    answer = {"software": SOFTWARE_NAME, "language": about, "warnings": warnings, "matches": []}
     partly(answer)
-    options = RewriteOptions(language=code if code in LANGUAGES else "en")
+    options = RewriteOptions(language=code if code in SENTENCE_LANGUAGES else "en")
     document = decoder.document(text if code in codes else "", options)
     units = [0, *accumulate(len(c.encode("utf-16-le")) // 2 for c in given)]
     matches, is_wanted = list[dict[str, Any]](), _wanted(fields)
@@ -125,7 +127,7 @@ def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> d
 def _matches(
     piece: Piece,
     fields: dict[str, Any],
-    is_wanted: Callable[[Rule], bool],
+    is_wanted: Callable[[EditRule], bool],
     given: str,
     places: Sequence[int],
     units: Sequence[int],
@@ -137,7 +139,10 @@ def _matches(
         is_text = first >= 0 and [*places[start:end]] == [*range(first, last)]
         if not (is_text and is_wanted(rule)):  # or it would change markup
             continue
-        before, behind = given[max(0, first - AROUND) : first], given[last : last + AROUND]
+        before, behind = (
+            given[max(0, first - CONTEXT_AROUND) : first],
+            given[last : last + CONTEXT_AROUND],
+        )
         context = "".join((before, given[first:last], behind))
         yield {
             "message": message,
@@ -155,11 +160,11 @@ def _matches(
         }
 
 
-def _listed(codes: Sequence[str]) -> str:
+def _listed_languages(codes: Sequence[str]) -> str:
     return ", ".join(f"{language_name(each)} ({each})" for each in codes) or "no language"
 
 
-def _read(fields: dict[str, Any]) -> tuple[str, str, Sequence[int]]:
+def _text_sent(fields: dict[str, Any]) -> tuple[str, str, Sequence[int]]:
     """Return what was sent, the text in it, and where in the one each character of the other is.
 
     `data` has a text, or parts of text and of markup, which may be read as something else: of
@@ -192,7 +197,7 @@ def _read(fields: dict[str, Any]) -> tuple[str, str, Sequence[int]]:
     return given, text, places
 
 
-def _edits(piece: Piece, picky: bool) -> Iterator[tuple[int, int, str, Rule, str]]:
+def _edits(piece: Piece, picky: bool) -> Iterator[tuple[int, int, str, EditRule, str]]:
     """Yield where each edit of a piece begins and ends in the text, its words, rule and message."""
     wanted, doubt = piece.output, ""
     refused = piece.refused or ""
@@ -204,7 +209,7 @@ def _edits(piece: Piece, picky: bool) -> Iterator[tuple[int, int, str, Rule, str
         yield piece.start + start, piece.start + end, new, rule, rule.message + doubt
 
 
-def _wanted(fields: Mapping[str, Any]) -> Callable[[Rule], bool]:
+def _wanted(fields: Mapping[str, Any]) -> Callable[[EditRule], bool]:
     """Return what tells whether a request wants the matches of a rule."""
     only = str(fields.get("enabledOnly")).casefold() == "true"
     kind = "enabled" if only else "disabled"
@@ -212,7 +217,7 @@ def _wanted(fields: Mapping[str, Any]) -> Callable[[Rule], bool]:
         {*str(fields.get(f"{kind}{what}", "")).split(",")} for what in ("Rules", "Categories")
     )
 
-    def is_wanted(rule: Rule) -> bool:
+    def is_wanted(rule: EditRule) -> bool:
         return only == (f"T5_{rule.kind}" in rules or rule.category in categories)
 
     return is_wanted
@@ -220,25 +225,25 @@ def _wanted(fields: Mapping[str, Any]) -> Callable[[Rule], bool]:
 
 def _codes(tokenizer: Any) -> list[str]:
     translates = bool(tokenizer.languages.prefixes)
-    return tokenizer.corrects or ([] if translates else LANGUAGES)
+    return tokenizer.corrects or ([] if translates else SENTENCE_LANGUAGES)
 
 
-def fits(fields: dict[str, Any], tokenizer: Any) -> bool:
+def corrects(fields: dict[str, Any], tokenizer: Any) -> bool:
     """Whether a model corrects the language of a request."""
     language, codes = str(fields.get("language")), _codes(tokenizer)
     if language == "auto" and codes:
-        language, _ = detected(_read(fields)[1], codes)
+        language, _ = detected(_text_sent(fields)[1], codes)
     return re.split("[-_]", language)[0].casefold() in codes
 
 
-def languages(tokenizer: Any) -> list[dict[str, str]]:
+def languages_corrected(tokenizer: Any) -> list[dict[str, str]]:
     """Return what GET /v2/languages says of a model.
 
     One that translates corrects nothing, unless it says so; others may correct any language.
     """
     found = []
     for code in _codes(tokenizer):
-        regions = REGIONS.get(code, main_region(code)).split()
+        regions = LISTED_REGIONS.get(code, main_region(code)).split()
         for tag in (code, *(f"{code}-{region}" for region in regions)):
             found.append({"name": language_name(tag), "code": code, "longCode": tag})
     return found

@@ -11,7 +11,7 @@ from .fields import text_field
 from .requests import refuse
 from .texts import SURE, WORDS, Partly, Remote, detected, ignore, is_surely_other, number_of_words
 
-FORMATS = ("text", "html")
+TEXT_FORMATS = ("text", "html")
 
 
 def translate(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> dict[str, Any]:
@@ -24,9 +24,9 @@ def translate(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> di
     """
     source, target = (text_field(fields, name) for name in ("source", "target"))
     form, asked = fields.get("format", "text"), fields.get("q")
-    if form not in FORMATS:
+    if form not in TEXT_FORMATS:
         refuse("format", "text or html", form)
-    texts = _texts(asked)
+    texts = _texts_sent(asked)
     given = [Given(text, form) for text in texts]
     sources, answer = [source] * len(texts), dict[str, Any]()
     if source == "auto":
@@ -46,7 +46,7 @@ def translate(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> di
     return answer | {"warnings": _warnings(len(kept), len(pieces))}
 
 
-def _texts(asked: object) -> list[str]:
+def _texts_sent(asked: object) -> list[str]:
     texts: list[Any] = asked if isinstance(asked, list) else [asked]
     if not all(isinstance(text, str) for text in texts):
         refuse("q", "a text or a list of texts", asked)
@@ -90,7 +90,7 @@ def _as_json(code: str, probability: float) -> dict[str, Any]:
     return {"language": code, "confidence": round(100 * float(probability), 1)}
 
 
-def _sources(languages: Languages) -> set[str]:
+def _source_codes(languages: Languages) -> set[str]:
     """Return the languages from which a model translates; the targets, if it takes any."""
     pairs = languages.prefixes
     return {source for source, _ in pairs if source} or {target for _, target in pairs}
@@ -102,7 +102,7 @@ def _detected(given: Sequence[Given], target: str, languages: Languages) -> list
     Texts of a list that are too short to tell, or seem to be in a language that is not translated,
     are in that of all texts together.
     """
-    codes = _sources(languages)
+    codes = _source_codes(languages)
     whole = detected("\n".join(each.words for each in given), codes)
     if len(given) == 1:
         return [whole]
@@ -123,18 +123,18 @@ def _translates(languages: Languages, target: str, source: str | None) -> bool:
     return True
 
 
-def fits(fields: dict[str, Any], tokenizer: Any) -> bool:
+def translates(fields: dict[str, Any], tokenizer: Any) -> bool:
     """Whether a model translates what a request asks for."""
     source, target, asked = fields.get("source", "auto"), fields.get("target"), fields.get("q")
     languages: Languages = tokenizer.languages
-    if source == "auto" and (codes := _sources(languages)):
+    if source == "auto" and (codes := _source_codes(languages)):
         form = str(fields.get("format", "text"))
         texts = map(str, asked if isinstance(asked, list) else [asked])
         source = detected("\n".join(Given(text, form).words for text in texts), codes)[0]
     return isinstance(target, str) and _translates(languages, target, source)
 
 
-def languages(tokenizer: Any) -> list[dict[str, Any]]:
+def languages_translated(tokenizer: Any) -> list[dict[str, Any]]:
     """Return what GET /languages says of a model: from which languages into which it translates.
 
     Where it takes texts in any language, those are its targets.
@@ -156,7 +156,7 @@ def detect(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> list[
     A text that is surely in none of them has a confidence near 0 in each. The texts of a list are
     taken together.
     """
-    text = "\n".join(_texts(fields.get("q")))
+    text = "\n".join(_texts_sent(fields.get("q")))
     known = {code.partition("-")[0]: code for code in decoder.served}
     labels = sorted(known.keys() & {*identifier().labels})
     if len(labels) < 2 or is_surely_other(text, known):

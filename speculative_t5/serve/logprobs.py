@@ -12,11 +12,11 @@ from ..generation import Chunk, SpeculativeDecoder
 from ..tokenizers import Detokenizer, Tokenizer
 from .service import Service
 
-BEFORE = 3  # tokens that decide what text the next one adds
+TOKENS_BEFORE = 3  # tokens that decide what text the next one adds
 
 
 @dataclass(frozen=True)
-class Token:
+class ScoredToken:
     """A token of an output, with natural logarithms of the target's probabilities."""
 
     text: str
@@ -31,7 +31,7 @@ async def explain(
     chunks: Sequence[Chunk],
     top: int | None,
     start: int | None = None,
-) -> list[Token]:
+) -> list[ScoredToken]:
     """Return the tokens of an output that has ended, by one more pass of the target.
 
     `start` is its decoder_start_token_id, if the call gave one.
@@ -58,12 +58,12 @@ def _tokens(
     ids: Sequence[int],
     pieces: Sequence[str],
     scores: Sequence[tuple[float, dict[int, float]]],
-) -> list[Token]:
+) -> list[ScoredToken]:
     found, offset = [], 0
     for i, (piece, (logprob, top)) in enumerate(zip(pieces, scores, strict=True)):
-        before = ids[max(0, i - BEFORE) : i]
+        before = ids[max(0, i - TOKENS_BEFORE) : i]
         named = tuple((_text_after(tokenizer, before, token), p) for token, p in top.items())
-        found.append(Token(piece, offset, logprob, named))
+        found.append(ScoredToken(piece, offset, logprob, named))
         offset += len(piece)
     return found
 
@@ -76,7 +76,7 @@ def _text_after(tokenizer: Tokenizer, before: Sequence[int], token: int) -> str:
     return detokenizer.add(token)
 
 
-def as_completion(tokens: Sequence[Token]) -> dict[str, Any]:
+def as_completion(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     """Return tokens in the form of completions; of equal texts, the more probable token counts."""
     return {
         "tokens": [token.text for token in tokens],
@@ -86,7 +86,7 @@ def as_completion(tokens: Sequence[Token]) -> dict[str, Any]:
     }
 
 
-def as_chat(tokens: Sequence[Token]) -> dict[str, Any]:
+def as_chat(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     """Return tokens in the form of chats."""
 
     def shown(text: str, logprob: float) -> dict[str, Any]:

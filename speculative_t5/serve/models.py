@@ -14,16 +14,16 @@ from typing import Any
 from ..errors import first_line, shown
 from .requests import Refused, refuse
 from .service import LOADING_SECONDS, NOW, Service, State, stopping
-from .threads import THREADS
+from .threads import SHARED_THREADS
 from .workers import Workers
 
-MODELS = "/v1/models"  # where the server says what they are
+MODELS_PATH = "/v1/models"  # where the server says what they are
 READING_SECONDS = 2.0  # to wait for a tokenizer, which a download may hold up
 RETRY_SECONDS = 30.0  # before a model that could not be loaded is tried again
 STAY_SECONDS = 5.0  # that a model in use is left to its users once it has been loaded
 ROOM_SECONDS = 30.0  # for the users of models to end, where another one is to take their room
 WAIT_SECONDS = 120.0  # that a request waits for its model
-LOOK = 0.02  # seconds between two looks at a model that is being loaded
+LOADING_LOOK = 0.02  # seconds between two looks at a model that is being loaded
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class Served:
         has_failed = reading is not None and reading.done() and reading.exception() is not None
         if reading is None or (has_failed and now - self._began > RETRY_SECONDS):
             self._began, self._is_slow = now, False
-            self._reading = reading = asyncio.wrap_future(THREADS.run(self.read_tokenizer))
+            self._reading = reading = asyncio.wrap_future(SHARED_THREADS.run(self.read_tokenizer))
         try:
             async with asyncio.timeout(0 if self._is_slow else READING_SECONDS):
                 return await asyncio.shield(reading)
@@ -221,7 +221,7 @@ class Models:
     async def _loaded(self, served: Served, service: Service) -> None:
         """Wait until a model has been loaded, or could not be."""
         while service.state == "loading":
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(LOADING_LOOK)
         served.loaded = time.monotonic()
         if service.failure:
             if served.service is service:  # no request has found out before
@@ -264,7 +264,7 @@ class Models:
                     if time.monotonic() > until:
                         wanted.crowded = time.monotonic()
                         return False
-                    await asyncio.sleep(LOOK)
+                    await asyncio.sleep(LOADING_LOOK)
         finally:
             for each in self.models.values():
                 each.is_leaving = False

@@ -1,7 +1,7 @@
 """The page at `/`, which shows outputs as they come, each token shaded by its origin.
 
-`PAGE` is the whole page, and `HEADERS` are to be sent with it: the page loads nothing, runs no
-script but its own, and connects to its own server only.
+`PAGE_HTML` is the whole page, and `PAGE_HEADERS` are to be sent with it: the page loads nothing,
+runs no script but its own, and connects to its own server only.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 from ..generation import MEANINGS, ORIGIN_STYLES
 
 
-def _page() -> str:
+def _made_page() -> str:
     """Return page.html with the colours and the legend that notebooks have."""
     rules = "\n".join(
         f".{kind} {{ {style}; border-radius: 3px }}"
@@ -30,18 +30,18 @@ def _page() -> str:
 
 def _hash(tag: str) -> str:
     """Return the hash by which a policy allows the page's one element of a kind."""
-    (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
+    (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE_HTML, re.DOTALL)
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
-PAGE = _page()
-CSP = (
+PAGE_HTML = _made_page()
+CONTENT_POLICY = (
     f"default-src 'none'; style-src '{_hash('style')}'; script-src '{_hash('script')}'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-HEADERS = {
-    "Content-Security-Policy": CSP,
+PAGE_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",

@@ -21,14 +21,14 @@ from ..tokenizers import Prompt
 
 MOST_FIELDS = 100
 MOST_TOKENS = 4096  # of an output, unless the server's default is more; it is cut there
-LARGEST = 2**31 - 1  # of integers that the device computes with, and so of all but seeds
+MAX_INTEGER = 2**31 - 1  # of integers that the device computes with, and so of all but seeds
 MOST_TOP = 5  # tokens shown beside each, with the logarithms of their probabilities
 LONGEST_NAME = 40  # characters of a field's name that may be misspelt
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
-SAMPLING = GenerationOptions(temperature=1.0)  # with which each other option goes
+SAMPLED = GenerationOptions(temperature=1.0)  # with which each other option goes
 # Fields that would change the output and cannot, with the values that switch them off.
-OFF: dict[str, tuple[Any, ...]] = {
+SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
     "echo": (False,), "prompt_logprobs": (False,), "ignore_eos": (False,),
     "use_beam_search": (False,), "early_stopping": (False,), "scores": (False,),
     "presence_penalty": (0,), "frequency_penalty": (0,), "min_p": (0,),
@@ -38,27 +38,30 @@ OFF: dict[str, tuple[Any, ...]] = {
     "web_search_options": (), "response_format": ({"type": "text"},), "structured_outputs": ({},),
     "modalities": (["text"],),
 }  # fmt: skip
-OTHERS = (
+OTHER_FIELDS = (
     "model", "models", "prompt", "messages", "stream", "stream_options", "speculative_t5", "user",
     "logprobs", "top_logprobs",
 )  # fmt: skip
 # Fields with the options that they set. In chats max_completion_tokens overrides max_tokens.
-UNSET = ("max_new_tokens", "num_return_sequences", "logits_processors", *OFF)
-OPTIONS = {
+NOT_SET = ("max_new_tokens", "num_return_sequences", "logits_processors", *SWITCHED_OFF)
+OPTION_OF_FIELD = {
     **{each.name: each.name for each in dataclass_fields(GenerationOptions)
-       if each.name not in UNSET},
+       if each.name not in NOT_SET},
     "max_completion_tokens": "max_tokens",
     "n": "num_return_sequences",
 }  # fmt: skip
-FIELDS = {"to": "target", "from_": "source"}  # of texts to translate, by the options that they set
+FIELD_OF_OPTION = {
+    "to": "target",
+    "from_": "source",
+}  # of texts to translate, by the options that they set
 # Bounds on what decoding works through at every token, where other requests would wait for it.
 MOST_ENTRIES = {
     "stop": 16, "bad_words": 100, "logit_bias": 1_000, "suppress_tokens": 10_000,
     "stop_token_ids": 10_000, "forced_tokens": 10_000, "begin_suppress_tokens": 10_000,
 }  # fmt: skip
-LONGEST = 500  # characters of a stop or a bad word, or ids of a bad word
-PROMPTS = "text, a list of texts, a list of ids or a list of lists of ids"
-TEXT = "text or a list of parts of text"
+MAX_ENTRY_LENGTH = 500  # characters of a stop or a bad word, or ids of a bad word
+EXPECTED_PROMPTS = "text, a list of texts, a list of ids or a list of lists of ids"
+EXPECTED_CONTENT = "text or a list of parts of text"
 
 
 class Refused(Exception):
@@ -139,7 +142,7 @@ def parse_options(
     most_tokens = max(MOST_TOKENS, defaults.max_tokens)
     changes = {
         option: parse_option(name, fields[name], most_tokens)
-        for name, option in OPTIONS.items()
+        for name, option in OPTION_OF_FIELD.items()
         if name in fields and not (name == "seed" and is_integer(fields[name], -1))  # for none
     }
     streaming = fields.get("stream_options", {})
@@ -149,7 +152,7 @@ def parse_options(
     boolean("stream_options.include_usage", streaming.get("include_usage") or False)
     boolean("speculative_t5", fields.get("speculative_t5", False))
     if draw_seeds:
-        changes.setdefault("seed", secrets.randbelow(LARGEST))
+        changes.setdefault("seed", secrets.randbelow(MAX_INTEGER))
     if changes.get("temperature", defaults.temperature) == 0:
         count = changes.setdefault("num_return_sequences", 1)  # the server's own is for sampling
         if count > 1:
@@ -167,14 +170,14 @@ def is_integer(found: object, number: int) -> bool:
 
 def check_name(name: str, value: Any) -> None:
     """Refuse a field that would change the output and cannot, or whose name is misspelt."""
-    if name in OFF:
+    if name in SWITCHED_OFF:
         # In JSON, false is no 0.
         if any(value == off and isinstance(value, bool) == isinstance(off, bool)
-               for off in OFF[name]):  # fmt: skip
+               for off in SWITCHED_OFF[name]):  # fmt: skip
             return
         wrong = f"{name} is {as_json(value)}, which this server does not do: leave it out"
         raise Refused(400, wrong, param=name)
-    known = (*OPTIONS, *OTHERS)
+    known = (*OPTION_OF_FIELD, *OTHER_FIELDS)
     if name in known or len(name) > LONGEST_NAME:  # comparing takes time
         return
     if near := difflib.get_close_matches(name, known, 1, cutoff=0.85):
@@ -183,10 +186,10 @@ def check_name(name: str, value: Any) -> None:
 
 def parse_option(name: str, found: Any, most_tokens: int) -> Any:
     """Return the value of the option that a field sets; what it may be, the option itself says."""
-    option = OPTIONS[name]
+    option = OPTION_OF_FIELD[name]
     if option == "max_tokens" and type(found) is int:  # -1 is for no limit in other servers
         found = most_tokens if found == -1 else min(found, most_tokens)
-    most = {"seed": 2**63 - 1}.get(option, LARGEST)
+    most = {"seed": 2**63 - 1}.get(option, MAX_INTEGER)
     if isinstance(found, int) and found > most:
         refuse(name, f"at most {most}", found)
     if option == "speculative":
@@ -197,9 +200,9 @@ def parse_option(name: str, found: Any, most_tokens: int) -> Any:
     if option == "top_k" and found == -1:  # which switches it off elsewhere
         value = 0
     if option == "logit_bias":  # whose ids are text in JSON
-        value = _biases(name, found)
+        value = _biases_by_id(name, found)
     try:
-        return getattr(replace(SAMPLING, **{option: value}), option)
+        return getattr(replace(SAMPLED, **{option: value}), option)
     except OptionError as error:
         wrong = error.spelled(lambda named: name if named == option else named, _in_words)
         raise Refused(400, wrong, param=name) from error
@@ -211,9 +214,11 @@ def as_refusal(error: ValueError) -> Refused:
     """Return the refusal for an error of the decoder about one or several options."""
     text, names = str(error), list[str]()
     if isinstance(error, OptionError):
-        text = error.spelled(lambda name: FIELDS.get(name, name), _in_words)
-        names = [FIELDS.get(name, name) for name in error.names]
-    param = next((name for name in names if name in (*OPTIONS, *FIELDS.values())), None)
+        text = error.spelled(lambda name: FIELD_OF_OPTION.get(name, name), _in_words)
+        names = [FIELD_OF_OPTION.get(name, name) for name in error.names]
+    param = next(
+        (name for name in names if name in (*OPTION_OF_FIELD, *FIELD_OF_OPTION.values())), None
+    )
     return Refused(400, " ".join(text.split()), param=param)
 
 
@@ -224,12 +229,14 @@ def _check_entries(name: str, found: Any) -> None:
         raise Refused(400, f"{name} has {len(found)} entries: give at most {most}", param=name)
     if name in ("stop", "bad_words"):
         for each in found if isinstance(found, list) else [found]:
-            if isinstance(each, str | list) and len(each) > LONGEST:
-                wrong = f"{name} has an entry of length {len(each)}: give at most {LONGEST}"
+            if isinstance(each, str | list) and len(each) > MAX_ENTRY_LENGTH:
+                wrong = (
+                    f"{name} has an entry of length {len(each)}: give at most {MAX_ENTRY_LENGTH}"
+                )
                 raise Refused(400, wrong, param=name)
 
 
-def _biases(name: str, found: Any) -> dict[int, Any]:
+def _biases_by_id(name: str, found: Any) -> dict[int, Any]:
     if not isinstance(found, dict):
         refuse(name, "an object of ids and biases", found)
     for token in found:
@@ -271,14 +278,14 @@ def parse_prompts(fields: Mapping[str, Any]) -> list[Prompt]:
         raise Refused(400, "prompt is an empty list: give text or ids", param="prompt")
     prompts = [found] if _is_prompt(found) else found
     if not (isinstance(prompts, list) and all(map(_is_prompt, prompts))):
-        refuse("prompt", PROMPTS, found)
+        refuse("prompt", EXPECTED_PROMPTS, found)
     return list(prompts)
 
 
 def _is_prompt(found: object) -> bool:
     return isinstance(found, str) or (
         isinstance(found, list)
-        and all(type(each) is int and abs(each) <= LARGEST for each in found)
+        and all(type(each) is int and abs(each) <= MAX_INTEGER for each in found)
     )
 
 
@@ -307,19 +314,19 @@ def _message(name: str, found: object) -> dict[str, str]:
     if not isinstance(found, Mapping):
         refuse(name, "an object with role and content", found)
     role, content = found.get("role"), found.get("content")
-    if role not in ROLES:
-        refuse(f"{name}.role", f"one of {', '.join(ROLES)}", role)
+    if role not in CHAT_ROLES:
+        refuse(f"{name}.role", f"one of {', '.join(CHAT_ROLES)}", role)
     if isinstance(content, list):
         parts, content = content, ""
         for part in parts:
             text = isinstance(part, Mapping) and part.get("type") == "text" and part.get("text")
             if not isinstance(text, str):
-                refuse(f"{name}.content", TEXT, part)
+                refuse(f"{name}.content", EXPECTED_CONTENT, part)
             content += text
     if content is None and role == "assistant":  # it called tools instead
         content = ""
     if not isinstance(content, str):
-        refuse(f"{name}.content", TEXT, content)
+        refuse(f"{name}.content", EXPECTED_CONTENT, content)
     # The templates of models know the older name.
     return {"role": "system" if role == "developer" else str(role), "content": content}
 

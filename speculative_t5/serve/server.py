@@ -27,14 +27,14 @@ from .connections import Connection, Gate, Limits, Quiet, most_connections, rais
 from .models import Models
 from .requests import Refused
 
-PUBLIC = ("/", "/health", "/languages", "/v2/languages")  # without a key
+PUBLIC_PATHS = ("/", "/health", "/languages", "/v2/languages")  # without a key
 KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that they close first
 LAST_BYTES = 5  # seconds for clients to read responses that have ended
-BACKLOG = 2048  # connections that may wait to be accepted
+MAX_BACKLOG = 2048  # connections that may wait to be accepted
 # Connections at a time: each is a file for some passes of the event loop before `Gate` sees it.
-ACCEPTED = 8
+ACCEPTED_AT_ONCE = 8
 
-Found = TypeVar("Found")
+Worked = TypeVar("Worked")
 
 
 class Server(uvicorn.Server):
@@ -70,7 +70,7 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=LAST_BYTES,
-            backlog=ACCEPTED,
+            backlog=ACCEPTED_AT_ONCE,
         )
         super().__init__(config)
         self._models, self._shutdown_seconds = models, shutdown_seconds
@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
         self.gate.start(loop)
         await super().startup(sockets)
         for listening in sockets or ():  # asyncio takes what it accepts at a time for the backlog
-            listening.listen(BACKLOG)
+            listening.listen(MAX_BACKLOG)
         self._models.start()
 
     async def on_tick(self, counter: int) -> bool:
@@ -118,7 +118,7 @@ def bind(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # localhost has an address of each family, and clients try the older one in any case.
         family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-        listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        listening = socket.create_server(address[:2], family=family, backlog=MAX_BACKLOG)
         # Connections inherit it; asyncio sets it only where a socket names its protocol. Without it
         # the parts of a response wait for each other, about 40 ms.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -222,7 +222,7 @@ def check_key(
 
     Left out is what is public, and the `others`, whose bodies may have the key.
     """
-    if not (scope["path"] in (*PUBLIC, *others) or is_key(headers, keys)):
+    if not (scope["path"] in (*PUBLIC_PATHS, *others) or is_key(headers, keys)):
         raise Refused(
             401, "the API key is missing or is not valid here: send a valid one as "
             "Authorization: Bearer KEY", code="invalid_api_key",
@@ -256,7 +256,7 @@ def read_keys(path: Path) -> list[str]:
     return keys
 
 
-async def unless_gone(receive: Receive, work: Awaitable[Found]) -> Found:
+async def unless_gone(receive: Receive, work: Awaitable[Worked]) -> Worked:
     """Return what work returns; once the client has gone, cancel it and raise ClientDisconnect."""
 
     async def leave() -> None:

@@ -24,7 +24,7 @@ from ..generation import Chunk, GenerationOptions, SpeculativeDecoder, as_chunk
 from ..options import check_integer
 from ..tokenizers import Detokenizer, Prompt, PromptTooLong, check_prompts
 from .requests import Refused
-from .threads import THREADS
+from .threads import SHARED_THREADS
 
 LOADING_SECONDS, STOPPING_SECONDS = 5, 10  # after which to ask again
 MOST_SECONDS = 60  # to wait for room in the queue, at most
@@ -148,7 +148,7 @@ class Service:
     def start(self) -> None:
         """Start to load the model; to be called in the event loop that is to use the service."""
         self._loop = asyncio.get_running_loop()
-        self._running_in_thread = THREADS.run(self._run)
+        self._running_in_thread = SHARED_THREADS.run(self._run)
 
     @property
     def is_running(self) -> bool:
@@ -206,7 +206,7 @@ class Service:
         check_prompts(prompts)
         self._check_room(min(len(prompts), self.max_queue))
         fit = partial(fitted, self.decoder, prompts, field)
-        return [*await asyncio.wrap_future(THREADS.run(fit))]
+        return [*await asyncio.wrap_future(SHARED_THREADS.run(fit))]
 
     def compute(self, job: Callable[[SpeculativeDecoder], Answer]) -> Future[Answer]:
         """Let the thread that owns the device compute something short, between two rounds.

@@ -27,7 +27,10 @@ LONG = 10_000  # bytes of a body from which a text is long
 COMPUTING_SECONDS = 60.0  # that a text may take without what the model does for it
 PAUSE = 0.1  # seconds before asking again for room in the queue
 
-LANGUAGES = {"/v2/languages": languagetool.languages, "/languages": libretranslate.languages}
+LANGUAGES = {
+    "/v2/languages": languagetool.languages_corrected,
+    "/languages": libretranslate.languages_translated,
+}
 
 log = logging.getLogger(__name__)
 

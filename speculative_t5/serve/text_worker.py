@@ -35,7 +35,7 @@ from typing import Any
 from ..documents import identifier
 from . import languagetool, libretranslate
 from .fields import parse_fields
-from .models import MODELS
+from .models import MODELS_PATH
 from .requests import Refused, as_refusal
 from .texts import Facts, Partly, Remote
 
@@ -58,13 +58,13 @@ class TextRoute:
 TEXTS = {
     "/v2/check": TextRoute(
         languagetool.check,
-        languagetool.fits,
-        languagetool.languages,
+        languagetool.corrects,
+        languagetool.languages_corrected,
         partly=True,
         methods=("GET", "POST"),
     ),
     "/translate": TextRoute(
-        libretranslate.translate, libretranslate.fits, libretranslate.languages
+        libretranslate.translate, libretranslate.translates, libretranslate.languages_translated
     ),
     "/detect": TextRoute(libretranslate.detect, lambda *_: True, bool),
 }
@@ -153,7 +153,7 @@ class TextWorker:
 
     def _served(self) -> set[str]:
         """Return the languages that models correct or translate."""
-        kinds = (languagetool.languages, libretranslate.languages)
+        kinds = (languagetool.languages_corrected, libretranslate.languages_translated)
         return {each["code"] for some in kinds for model in self._models for each in some(model)}
 
     def _chosen(self, path: str, fields: Fields) -> str:
@@ -165,7 +165,9 @@ class TextWorker:
             if route.languages(each):
                 able.append(each)
         if not able:
-            raise Refused(404, f"no model of this server does what {path} is for: see {MODELS}")
+            raise Refused(
+                404, f"no model of this server does what {path} is for: see {MODELS_PATH}"
+            )
         return able[0].name  # which says what it lacks
 
 

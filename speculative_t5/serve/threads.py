@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class Threads:
@@ -21,9 +21,9 @@ class Threads:
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[tuple[Future[Any], Callable[[], Any]]]] = []
 
-    def run(self, work: Callable[[], Found]) -> Future[Found]:
+    def run(self, work: Callable[[], Result]) -> Future[Result]:
         """Begin some work in a thread that has none; return what will have its result."""
-        found: Future[Found] = Future()
+        found: Future[Result] = Future()
         with self._lock:
             own = self._idle.pop() if self._idle else None
         if own is None:
@@ -51,4 +51,4 @@ class Threads:
             found.set_exception(failure)
 
 
-THREADS = Threads()
+SHARED_THREADS = Threads()

@@ -28,17 +28,19 @@ MOST_WAITING = 64  # short texts, and as many long ones, that may wait for one
 IDLE_SHORT, IDLE_LONG = 2, 1  # processes that are kept while there is nothing to do
 FAIR_SECONDS = 5.0  # that a process may compute while others wait for one and none is free
 LEAVING_SECONDS = 2.0  # for a process to end a text whose answer nobody waits for any more
-STOPPING_SECONDS = 2.0  # that a process may go on computing when the server stops
+GOING_ON_SECONDS = 2.0  # that a process may go on computing when the server stops
 BUSY_SECONDS = 5  # after which to ask again
-LOOK = 0.1  # seconds between two looks at those who wait
-LAST = ("answer", "refused", "failed")  # what the last message about a text begins with
-GONE = Refused(499, "the client has left: send the request again").keywords
-STOPPING = "the server is stopping"
+WAITING_LOOK = 0.1  # seconds between two looks at those who wait
+LAST_KINDS = ("answer", "refused", "failed")  # what the last message about a text begins with
+CLIENT_HAS_LEFT = Refused(499, "the client has left: send the request again").keywords
+SERVER_STOPS = "the server is stopping"
 
-HEAD = struct.Struct("!i")  # of a message: its length, as multiprocessing's connections have it
-LONG_HEAD = struct.Struct("!Q")  # of one of 2 GB and more, after -1
+MESSAGE_HEAD = struct.Struct(
+    "!i"
+)  # of a message: its length, as multiprocessing's connections have it
+LONG_MESSAGE_HEAD = struct.Struct("!Q")  # of one of 2 GB and more, after -1
 # The child gets the server's own path, as multiprocessing's processes do.
-CODE = (
+WORKER_CODE = (
     "import sys; sys.path[:] = {path!r}; from speculative_t5.serve.text_worker import main; main()"
 )
 
@@ -51,7 +53,7 @@ class Unfinished(Exception):
 
 def default_command() -> list[str]:
     """Return the command of a process, to which the number of its socket is added."""
-    return [sys.executable, "-c", CODE.format(path=sys.path)]
+    return [sys.executable, "-c", WORKER_CODE.format(path=sys.path)]
 
 
 def start_process(command: Sequence[str], number: int) -> subprocess.Popen[bytes]:
@@ -135,7 +137,11 @@ class Worker:
         self.owes, self.asks = self.owes or kind == "text", False
         data = pickle.dumps((kind, value))
         long = len(data) > 0x7FFFFFFF
-        head = HEAD.pack(-1) + LONG_HEAD.pack(len(data)) if long else HEAD.pack(len(data))
+        head = (
+            MESSAGE_HEAD.pack(-1) + LONG_MESSAGE_HEAD.pack(len(data))
+            if long
+            else MESSAGE_HEAD.pack(len(data))
+        )
         self._streams[1].write(head + data)
 
     async def receive(self) -> tuple[Any, ...]:
@@ -150,7 +156,7 @@ class Worker:
             found: tuple[Any, ...] = pickle.loads(await self._read())
         finally:
             self._computed, self._since = self.seconds, math.inf
-        self.owes = found[0] not in LAST
+        self.owes = found[0] not in LAST_KINDS
         self.asks = self.owes and found[0] != "part"
         return found
 
@@ -160,9 +166,11 @@ class Worker:
         reader, _ = self._streams
         try:
             if self._size is None:
-                (self._size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
+                (self._size,) = MESSAGE_HEAD.unpack(await reader.readexactly(MESSAGE_HEAD.size))
             if self._size < 0:
-                (self._size,) = LONG_HEAD.unpack(await reader.readexactly(LONG_HEAD.size))
+                (self._size,) = LONG_MESSAGE_HEAD.unpack(
+                    await reader.readexactly(LONG_MESSAGE_HEAD.size)
+                )
             data = await reader.readexactly(self._size)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             if self.cut_for:
@@ -244,7 +252,7 @@ class Workers:
         self._grant()
         try:
             while not waiting.worker.done():
-                await asyncio.wait((waiting.worker,), timeout=LOOK)
+                await asyncio.wait((waiting.worker,), timeout=WAITING_LOOK)
                 self._make_way()
             return waiting.worker.result()
         except asyncio.CancelledError:
@@ -312,13 +320,13 @@ class Workers:
             async with asyncio.timeout(LEAVING_SECONDS):
                 while worker.owes and not worker.cut_for:
                     if worker.asks:
-                        worker.send("refused", GONE)
+                        worker.send("refused", CLIENT_HAS_LEFT)
                     await worker.receive()
         except (TimeoutError, Unfinished, EOFError):
-            worker.cut(STOPPING)
+            worker.cut(SERVER_STOPS)
         except Exception:  # or the pool would wait for it for ever
             log.exception("a process for texts sends what cannot be read")
-            worker.cut(STOPPING)
+            worker.cut(SERVER_STOPS)
         # A client that left while the socket was opened has closed it.
         usable = worker.is_alive and worker.is_ready and not (worker.owes or worker.cut_for)
         idle = sum(each.is_long == worker.is_long for each in self._idle)
@@ -344,8 +352,8 @@ class Workers:
         while self._lent:
             late = hurried() or time.monotonic() >= until
             for worker in self._lent:
-                if late or worker.going_on > STOPPING_SECONDS:
-                    worker.cut(STOPPING)
+                if late or worker.going_on > GOING_ON_SECONDS:
+                    worker.cut(SERVER_STOPS)
             await asyncio.sleep(0.05)
         await asyncio.gather(*(worker.close() for worker in self._idle), *self._tasks)
         self._idle.clear()

@@ -17,7 +17,7 @@ from .languages import (
 from .prompt_files import (
     MAX_LINE,
     PROMPT_FIELD,
-    SUFFIXES,
+    PROMPT_SUFFIXES,
     Format,
     Line,
     Shard,

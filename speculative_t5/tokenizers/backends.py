@@ -15,20 +15,27 @@ from typing import Any
 from .sentencepiece_files import SentencePieceFile
 from .settings import AddedToken, TokenizerSettings
 
-T5, ROBERTA, GPT2, BERT = "T5Tokenizer", "RobertaTokenizer", "GPT2Tokenizer", "BertTokenizer"
-ANY = "TokenizersBackend"  # whatever a tokenizer.json has
-_SAME = {"BartTokenizer": ROBERTA, "CodeGenTokenizer": GPT2}
+T5_CLASS, ROBERTA_CLASS, GPT2_CLASS, BERT_CLASS = (
+    "T5Tokenizer",
+    "RobertaTokenizer",
+    "GPT2Tokenizer",
+    "BertTokenizer",
+)
+ANY_CLASS = "TokenizersBackend"  # whatever a tokenizer.json has
+_SAME = {"BartTokenizer": ROBERTA_CLASS, "CodeGenTokenizer": GPT2_CLASS}
 _T5_NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-_END = "<|endoftext|>"
+_END_OF_TEXT = "<|endoftext|>"
 # The tokens that a class has where the files name none.
-_NAMES: dict[str, Mapping[str, str]] = {
-    T5: _T5_NAMES,
-    ROBERTA: _T5_NAMES
+_DEFAULT_TOKENS: dict[str, Mapping[str, str]] = {
+    T5_CLASS: _T5_NAMES,
+    ROBERTA_CLASS: _T5_NAMES
     | {"bos_token": "<s>", "sep_token": "</s>", "cls_token": "<s>", "mask_token": "<mask>"},
-    GPT2: {"bos_token": _END, "eos_token": _END, "unk_token": _END},
-    BERT: {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")},
+    GPT2_CLASS: {"bos_token": _END_OF_TEXT, "eos_token": _END_OF_TEXT, "unk_token": _END_OF_TEXT},
+    BERT_CLASS: {
+        f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")
+    },
 }
-_NEEDED = {T5: ("eos_token",), ROBERTA: ("cls_token", "sep_token")}
+_NEEDED = {T5_CLASS: ("eos_token",), ROBERTA_CLASS: ("cls_token", "sep_token")}
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Made:
         return self.named[role].text, token
 
 
-def class_of(settings: TokenizerSettings, default: str = T5) -> str:
+def class_of(settings: TokenizerSettings, default: str = T5_CLASS) -> str:
     """Return the class of a folder's tokenizer, one name for those that are alike.
 
     Args:
@@ -59,7 +66,7 @@ def class_of(settings: TokenizerSettings, default: str = T5) -> str:
         default: The class of a folder whose files say T5Tokenizer, or nothing.
     """
     kind = _SAME.get(settings.kind, settings.kind)
-    return default if kind == T5 else kind
+    return default if kind == T5_CLASS else kind
 
 
 def from_json(stored: str, settings: TokenizerSettings) -> Made:
@@ -70,18 +77,20 @@ def from_json(stored: str, settings: TokenizerSettings) -> Made:
     backend.no_truncation()
     backend.no_padding()
     made = _made(backend, settings, kind)
-    if kind == T5:
+    if kind == T5_CLASS:
         _add_tokens(made, settings, _t5_extras(settings))
         ids = backend.encode("").ids
         if not ids or ids[-1] != made.id_of("eos_token"):
             _end_with_eos(made)
         return made
     _add_tokens(made, settings, _extras(settings))
-    if kind in (GPT2, ROBERTA) and isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
+    if kind in (GPT2_CLASS, ROBERTA_CLASS) and isinstance(
+        backend.pre_tokenizer, pre_tokenizers.ByteLevel
+    ):
         backend.pre_tokenizer.add_prefix_space = _adds_prefix_space(settings)
-        if kind == ROBERTA:
+        if kind == ROBERTA_CLASS:
             _put_between_ends(made, settings)
-    elif kind == BERT and isinstance(backend.model, models.WordPiece):
+    elif kind == BERT_CLASS and isinstance(backend.model, models.WordPiece):
         if isinstance(backend.normalizer, normalizers.BertNormalizer | None):
             backend.normalizer = _bert_normalizer(settings)
         _put_between_classes(made)
@@ -101,7 +110,7 @@ def from_sentencepiece(file: SentencePieceFile, settings: TokenizerSettings) -> 
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace("\u2581", "always", True)]
     )
     backend.decoder = decoders.Metaspace("\u2581", "always", True)
-    made = _made(backend, settings, T5)
+    made = _made(backend, settings, T5_CLASS)
     own = {name: AddedToken(name, special=True) for name in file.control}
     own |= {name: AddedToken(name) for name in file.user_defined}
     _add_tokens(made, settings, _t5_extras(settings, tuple(own.values())))
@@ -117,14 +126,14 @@ def from_bpe(folder: Path, settings: TokenizerSettings) -> Made:
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    kind = class_of(settings, ROBERTA)
+    kind = class_of(settings, ROBERTA_CLASS)
     files = str(folder / "vocab.json"), str(folder / "merges.txt")
     backend = Tokenizer(models.BPE.from_file(*files))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=_adds_prefix_space(settings))
     backend.decoder = decoders.ByteLevel()
     made = _made(backend, settings, kind)
     _add_tokens(made, settings, _extras(settings))
-    if kind == ROBERTA:
+    if kind == ROBERTA_CLASS:
         _put_between_ends(made, settings)
     else:
         _put_asked_ends(made, settings)
@@ -135,12 +144,15 @@ def from_wordpiece(folder: Path, settings: TokenizerSettings) -> Made:
     """Make BERT's tokenizer of a vocab.txt, as T5s for Chinese have it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    path, unknown = str(folder / "vocab.txt"), settings.named(_NAMES[BERT])["unk_token"].text
+    path, unknown = (
+        str(folder / "vocab.txt"),
+        settings.named(_DEFAULT_TOKENS[BERT_CLASS])["unk_token"].text,
+    )
     backend = Tokenizer(models.WordPiece.from_file(path, unk_token=unknown))
     backend.normalizer = _bert_normalizer(settings)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    made = _made(backend, settings, BERT)
+    made = _made(backend, settings, BERT_CLASS)
     _add_tokens(made, settings, _extras(settings))
     _put_between_classes(made)
     return made
@@ -149,7 +161,7 @@ def from_wordpiece(folder: Path, settings: TokenizerSettings) -> Made:
 def _made(backend: Any, settings: TokenizerSettings, kind: str) -> Made:
     """Return a tokenizer to which nothing has been added yet."""
     listed = {token.text for token in settings.listed.values()}
-    named, given = settings.named(_NAMES.get(kind, {})), settings.named({})
+    named, given = settings.named(_DEFAULT_TOKENS.get(kind, {})), settings.named({})
     missing = tuple(
         role
         for role in _NEEDED.get(kind, ())

@@ -21,10 +21,10 @@ TOKENIZER_FILES = (
 )
 
 # Those that hold pieces, and not only settings.
-VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 
 # A token of madlad400's for a language, and not for a script or a region; nor Gemma's <2mass>.
-LANGUAGE = re.compile(r"<2([a-z]{2,3}(?:_[A-Z][A-Za-z]+)*)>")
+LANGUAGE_TOKEN = re.compile(r"<2([a-z]{2,3}(?:_[A-Z][A-Za-z]+)*)>")
 
 Message = Mapping[str, str]  # of a chat: "role" and "content"
 
@@ -66,7 +66,7 @@ def as_vocabulary(ids: Mapping[str, int], special: Iterable[int]) -> Vocabulary:
     """Identify a tokenizer by its pieces' ids and its special tokens."""
     lines = sorted(f"{i} {piece}" for piece, i in ids.items())
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    languages = (found[1] for piece in ids if (found := LANGUAGE.fullmatch(piece)))
+    languages = (found[1] for piece in ids if (found := LANGUAGE_TOKEN.fullmatch(piece)))
     return Vocabulary(len(ids), digest, frozenset(special), tuple(sorted(languages)))
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from ..decoding import Vocabulary
 from ..errors import first_line
 from ..options import OptionError, option_error
-from .base import LANGUAGE
+from .base import LANGUAGE_TOKEN
 
-TASK = re.compile(r"translation_([a-z]+)_to_([a-z]+)")  # T5's, in task_specific_params
+TRANSLATION_TASK = re.compile(r"translation_([a-z]+)_to_([a-z]+)")  # T5's, in task_specific_params
 # Of languages, see langcodes.tag_distance: another region; another language.
-NEAR, FAR = 5, 25
+NEAR_DISTANCE, FAR_DISTANCE = 5, 25
 MOST_PAIRS = 10**5  # that a config.json may name
 MOST_CHARACTERS = 100  # of a language's name or code: langcodes takes long for more, or fails
 
@@ -46,7 +46,7 @@ class Languages:
         if from_ is None:
             raise OptionError(
                 "the model has to be told the language of the text: give {from_}, one of {}",
-                _listed(sources),
+                _named_languages(sources),
             )
         if "" in sources:
             return _code("from_", from_, {}), target
@@ -74,7 +74,7 @@ def read_languages(config: Mapping[str, Any], vocabulary: Vocabulary) -> Languag
     tasks = config.get("task_specific_params")
     for name, task in tasks.items() if isinstance(tasks, dict) else ():
         prefix = task.get("prefix") if isinstance(task, dict) else None
-        if isinstance(prefix, str) and (pair := TASK.fullmatch(name)):
+        if isinstance(prefix, str) and (pair := TRANSLATION_TASK.fullmatch(name)):
             found[pair[1], pair[2]] = prefix
     return Languages(found)
 
@@ -103,7 +103,7 @@ def _own_prefixes(own: Any, vocabulary: Vocabulary) -> dict[tuple[str, str], str
             "such as '<2{to}> ', and lists of codes, to and from"
         )
     for prefix in found.values():
-        for code in LANGUAGE.findall(prefix):
+        for code in LANGUAGE_TOKEN.findall(prefix):
             if code not in vocabulary.languages:
                 raise ValueError(
                     f"languages in config.json asks for the token <2{code}>, which the tokenizer "
@@ -118,11 +118,13 @@ def _closest(name: str, language: str, codes: Iterable[str]) -> str:
 
     known = {get(code).display_name().casefold(): code for code in codes}
     code = _code(name, language, known)
-    near, distance = closest_match(code, [*known.values()], max_distance=FAR)
-    if distance <= NEAR and get(near).maximize().script == get(code).maximize().script:
+    near, distance = closest_match(code, [*known.values()], max_distance=FAR_DISTANCE)
+    if distance <= NEAR_DISTANCE and get(near).maximize().script == get(code).maximize().script:
         return near
     named = (
-        f"{_listed([near])}, the nearest" if near != "und" else f"from {_listed(known.values())}"
+        f"{_named_languages([near])}, the nearest"
+        if near != "und"
+        else f"from {_named_languages(known.values())}"
     )
     raise OptionError(
         f"{{{name}}} is {{!r}}, which is not among the model's languages: choose {{}}",
@@ -147,7 +149,7 @@ def _code(name: str, language: str, known: Mapping[str, str]) -> str:
         return str(find(language))
     except (LookupError, ValueError) as error:
         near = get_close_matches(asked, known, 3)
-        meant = f"{_listed(known[each] for each in near)} if you meant that"
+        meant = f"{_named_languages(known[each] for each in near)} if you meant that"
         raise OptionError(
             f"{{{name}}} is {{!r}}, which names no language: give {{}}",
             language,
@@ -188,7 +190,7 @@ def main_region(code: str) -> str:
     return get(code).maximize().territory or ""
 
 
-def _listed(codes: Iterable[str], most: int = 10) -> str:
+def _named_languages(codes: Iterable[str], most: int = 10) -> str:
     names = [f"{language_name(code)} ({code})" for code in codes]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

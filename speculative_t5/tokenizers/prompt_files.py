@@ -17,12 +17,12 @@ from ..tables import TABLES, read_rows
 
 Format = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-SUFFIXES = dict.fromkeys(JSON_SUFFIXES, "jsonl") | {each: each[1:] for each in TABLES}
+PROMPT_SUFFIXES = dict.fromkeys(JSON_SUFFIXES, "jsonl") | {each: each[1:] for each in TABLES}
 PROMPT_FIELD = "prompt"  # of a JSON object, unless another one is given
-EMPTY = "empty: write a prompt there, or delete the line"
+EMPTY_LINE = "empty: write a prompt there, or delete the line"
 ONE_OBJECT = "write one JSON object on each line, or use --format text"
-Names = tuple[str, str | None, str | None]  # of the fields for prompt, completion and id
-TEXT, HALF = "a string", "half of a surrogate pair"
+FieldNames = tuple[str, str | None, str | None]  # of the fields for prompt, completion and id
+A_STRING, HALF_OF_PAIR = "a string", "half of a surrogate pair"
 MAX_DEPTH = 100  # of objects and arrays in one another: more could be read, but not written
 MAX_LINE = 2**24  # bytes; no prompt is longer, but a binary file may be a single line
 
@@ -66,7 +66,7 @@ class Line:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing in the line, or nothing in its prompt."""
-        return self.error == EMPTY or (self.prompt is not None and not self.prompt.strip())
+        return self.error == EMPTY_LINE or (self.prompt is not None and not self.prompt.strip())
 
 
 def open_input(name: str) -> BinaryIO:
@@ -136,7 +136,7 @@ def _raw_lines(stream: BinaryIO) -> Iterator[bytes]:
             raw = stream.readline(MAX_LINE + 1)
 
 
-def _read_line(raw: bytes, form: Format, names: Names, found: dict[str, Any]) -> None:
+def _read_line(raw: bytes, form: Format, names: FieldNames, found: dict[str, Any]) -> None:
     """Put what is in a line into the attributes of its `Line`."""
     if len(raw) > MAX_LINE:
         raise ValueError(f"longer than {MAX_LINE // 2**20} MiB: split it into several")
@@ -151,12 +151,12 @@ def _read_line(raw: bytes, form: Format, names: Names, found: dict[str, Any]) ->
         _refuse_nul("the line", text)
         found["prompt"] = text
     if not text.strip():
-        raise ValueError(EMPTY)
+        raise ValueError(EMPTY_LINE)
     if form == "jsonl":
         _read_json(text, names, found)
 
 
-def _read_json(text: str, names: Names, found: dict[str, Any]) -> None:
+def _read_json(text: str, names: FieldNames, found: dict[str, Any]) -> None:
     field, completion, id_field = names
     try:
         record = parse_json(text)
@@ -173,7 +173,7 @@ def _read_json(text: str, names: Names, found: dict[str, Any]) -> None:
     found["columns"] = {key: value for key, value in record.items() if key not in moved}
     own = record.get(key := id_field or "id")
     if own is not None or id_field:
-        if type(own) is not int and _kind(own) != TEXT:
+        if type(own) is not int and _kind(own) != A_STRING:
             kind = _kind(own) if key in record else "missing"
             raise ValueError(f"{key!r} is {kind}, expected a string or an integer")
         found["id"] = own
@@ -186,9 +186,9 @@ def _read_json(text: str, names: Names, found: dict[str, Any]) -> None:
         value = record.get(name)
         if name == completion and value is None:
             continue
-        if (kind := _kind(value)) == HALF:
-            raise ValueError(f"{name!r} holds {HALF}, expected text")
-        if kind != TEXT:
+        if (kind := _kind(value)) == HALF_OF_PAIR:
+            raise ValueError(f"{name!r} holds {HALF_OF_PAIR}, expected text")
+        if kind != A_STRING:
             raise ValueError(f"{name!r} is {kind}, expected a string")
         _refuse_nul(repr(name), str(value))
     found |= {"prompt": record[field], "completion": record.get(completion)}
@@ -218,6 +218,6 @@ def _kind(value: object) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            return HALF
-    names = {dict: "an object", list: "an array", str: TEXT, bool: "a boolean"}
+            return HALF_OF_PAIR
+    names = {dict: "an object", list: "an array", str: A_STRING, bool: "a boolean"}
     return "null" if value is None else names.get(type(value), "a number")

@@ -13,7 +13,9 @@ from ..options import OptionError, check_integer, option_error
 from .base import ChatTokenizer, Message, Tokenizer, unknown_characters
 from .languages import Languages
 
-CHARACTERS = 64  # of a token, at most; the longest pieces of T5 have 16, but spaces are joined
+MAX_TOKEN_CHARACTERS = (
+    64  # of a token, at most; the longest pieces of T5 have 16, but spaces are joined
+)
 
 # Text; source ids, ending with EOS for a T5; or a chat.
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -115,7 +117,7 @@ class PromptEncoder:
         if isinstance(prompt, str):
             ids = self._text_ids(prompt)
         else:
-            parts = _parts(prompt)
+            parts = _parts_of_prompt(prompt)
             if any(isinstance(part, Mapping) for part in parts):
                 ids = self._chat_tokenizer().encode_chat(cast(Sequence[Message], parts))
             else:
@@ -131,7 +133,11 @@ class PromptEncoder:
     def fit(self, prompt: Prompt) -> Source:
         """Encode a prompt and cut it, if it may be cut, to what the model can read."""
         limit, unknown = self.max_source_length or self.model.info.max_source_length, ""
-        if isinstance(prompt, str) and len(prompt) > limit * CHARACTERS and not self.truncate:
+        if (
+            isinstance(prompt, str)
+            and len(prompt) > limit * MAX_TOKEN_CHARACTERS
+            and not self.truncate
+        ):
             # Its tokens would take long to count.
             found = f"the prompt has {len(prompt)} characters, and {limit} tokens is all that"
             raise self._too_long(found, chat=self.chat)
@@ -210,7 +216,7 @@ def keep_beginning(ids: list[int], limit: int, special: Collection[int]) -> list
     return [*ids[: limit - len(end)], *end]
 
 
-def _parts(prompt: object) -> list[object]:
+def _parts_of_prompt(prompt: object) -> list[object]:
     if not isinstance(prompt, bytes | bytearray | Mapping):
         with contextlib.suppress(TypeError):  # raised for a number, which has no parts
             return list(cast(Iterable[object], prompt))

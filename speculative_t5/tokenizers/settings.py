@@ -14,11 +14,11 @@ from typing import Any
 
 from ..errors import read_json
 
-AGAIN = "download or copy it again"  # ends the messages about damaged files
-CONFIG, MODEL_CONFIG = "tokenizer_config.json", "config.json"
+GET_FILE_AGAIN = "download or copy it again"  # ends the messages about damaged files
+TOKENIZER_CONFIG, MODEL_CONFIG = "tokenizer_config.json", "config.json"
 SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,4})>")
 MAX_SENTINELS = 10_000  # more than any model has, and few enough to list
-ROLES = (
+TOKEN_ROLES = (
     "bos_token",
     "eos_token",
     "unk_token",
@@ -107,11 +107,11 @@ class TokenizerSettings:
         found = {
             role: AddedToken.of(entry, special=True)
             for role, entry in entries.items()
-            if role in ROLES
+            if role in TOKEN_ROLES
         }
         for role, entry in entries.items():  # a model's own roles come last
             found.setdefault(role, AddedToken.of(entry, special=True))
-        order = {role: i for i, role in enumerate(ROLES)}
+        order = {role: i for i, role in enumerate(TOKEN_ROLES)}
         ordered = sorted(found.items(), key=lambda item: order.get(item[0], len(order)))
         return {role: token for role, token in ordered if token is not None}
 
@@ -121,7 +121,7 @@ class TokenizerSettings:
         for file in (self.config, self.special_map):
             for name, entry in file.items():
                 own = name.endswith("_token") and isinstance(entry, str)
-                if own or name in ROLES:
+                if own or name in TOKEN_ROLES:
                     roles[name] = entry
             extras = file.get(_EXTRAS)
             roles |= extras if isinstance(extras, dict) else {}
@@ -134,7 +134,7 @@ class TokenizerSettings:
             return default
         if type(count) is not int or not 0 <= count <= MAX_SENTINELS:
             raise ValueError(
-                f"extra_ids in {self.folder / CONFIG} is {count!r}, "
+                f"extra_ids in {self.folder / TOKENIZER_CONFIG} is {count!r}, "
                 f"expected an integer from 0 to {MAX_SENTINELS}"
             )
         return count
@@ -142,7 +142,7 @@ class TokenizerSettings:
 
 def read_settings(folder: Path) -> TokenizerSettings:
     """Read the settings of a folder's tokenizer; entries of the wrong type are left out."""
-    config = _read_object(folder / CONFIG)
+    config = _read_object(folder / TOKENIZER_CONFIG)
     listed: dict[int, AddedToken] = {}
     special_map: Mapping[str, Any] = {}
     if "added_tokens_decoder" in config:
@@ -168,7 +168,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    return read_json(path, AGAIN) if path.is_file() else {}
+    return read_json(path, GET_FILE_AGAIN) if path.is_file() else {}
 
 
 def _as_tokens(entries: Any) -> list[AddedToken]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import first_line, read_json
-from .settings import AGAIN
+from .settings import GET_FILE_AGAIN
 
 MAX_STEPS = 100  # that a text goes through; published files have up to six
 MAX_GROWTH = 1000.0  # of a text, by all steps together; NFKC makes 18 characters of one
@@ -25,7 +25,7 @@ def check_steps(path: Path) -> None:
     Args:
         path: A tokenizer.json.
     """
-    stored = read_json(path, AGAIN)
+    stored = read_json(path, GET_FILE_AGAIN)
     steps = [
         step
         for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")
@@ -41,7 +41,9 @@ def check_steps(path: Path) -> None:
         if (charsmap := _charsmap(step)) is not None:
             replacements = _replacements(charsmap)
             if not replacements:  # the library would panic
-                raise ValueError(f"{path} has a Precompiled normalizer that is damaged: {AGAIN}")
+                raise ValueError(
+                    f"{path} has a Precompiled normalizer that is damaged: {GET_FILE_AGAIN}"
+                )
             most = max(map(len, replacements))
             longest = max(longest, most)
             growth *= max(1.0, most / USUAL_REPLACEMENT)

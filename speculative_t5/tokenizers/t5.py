@@ -14,24 +14,29 @@ from ..decoding import Vocabulary
 from ..models import T5Config
 from . import backends
 from .backends import Made
-from .base import VOCABULARIES, as_vocabulary
+from .base import VOCABULARY_FILES, as_vocabulary
 from .bytewise import ByteTokenizer
 from .cleaning import clean_up
 from .sentencepiece_files import read_sentencepiece
 from .sentencepiece_tokenizer import SentencePieceTokenizer
-from .settings import AGAIN, SENTINEL, TokenizerSettings, read_settings
+from .settings import GET_FILE_AGAIN, SENTINEL, TokenizerSettings, read_settings
 from .steps import check_steps, in_one_line
 
-REPLACE = "copy the tokenizer that belongs to the model there"
-LONG = 10_000  # characters of a text that takes long
-PIECES = ("tokenizer.json", "spiece.model", "vocab.json", "vocab.txt")  # the first of them counts
+COPY_ITS_TOKENIZER = "copy the tokenizer that belongs to the model there"
+LONG_TEXT = 10_000  # characters of a text that takes long
+PIECE_FILES = (
+    "tokenizer.json",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+)  # the first of them counts
 # The files that the pieces of a class are in.
 OWN_PIECES: Mapping[str, tuple[str, ...]] = {
-    backends.T5: ("spiece.model",),
-    backends.ANY: ("spiece.model",),
-    backends.ROBERTA: ("vocab.json",),
-    backends.GPT2: ("vocab.json",),
-    backends.BERT: ("vocab.txt",),
+    backends.T5_CLASS: ("spiece.model",),
+    backends.ANY_CLASS: ("spiece.model",),
+    backends.ROBERTA_CLASS: ("vocab.json",),
+    backends.GPT2_CLASS: ("vocab.json",),
+    backends.BERT_CLASS: ("vocab.txt",),
 }
 
 
@@ -42,35 +47,36 @@ def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
     or else vocab.txt (T5s for Chinese). ByT5 needs none of them: tokenizer_config.json or
     config.json names ByT5Tokenizer.
     """
-    tokenizer = _load(folder)
+    tokenizer = _load_unchecked(folder)
     if config is None:
         return tokenizer
     vocabulary, end = tokenizer.vocabulary, tokenizer.eos_token_id
     if end not in (None, config.eos_token_id, *config.end_ids):
         raise ValueError(
             f"the tokenizer in {folder} has the EOS id {end}, the model {config.eos_token_id} "
-            f"(eos_token_id in config.json): {REPLACE}"
+            f"(eos_token_id in config.json): {COPY_ITS_TOKENIZER}"
         )
     # Sentinels may lie beyond the embedding, and then cannot be used.
     beyond = sum(token >= config.vocab_size for token in vocabulary.special)
     if vocabulary.size - beyond > config.vocab_size:
         raise ValueError(
             f"the tokenizer in {folder} has {vocabulary.size} pieces, "
-            f"the model {config.vocab_size} rows for them (vocab_size in config.json): {REPLACE}"
+            f"the model {config.vocab_size} rows for them (vocab_size in config.json): "
+            f"{COPY_ITS_TOKENIZER}"
         )
     return tokenizer
 
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder seems to hold a tokenizer; the files of pieces are not opened."""
-    return any((folder / name).is_file() for name in VOCABULARIES) or _is_bytewise(folder)
+    return any((folder / name).is_file() for name in VOCABULARY_FILES) or _is_bytewise(folder)
 
 
 def _is_bytewise(folder: Path) -> bool:
     return read_settings(folder).kind == "ByT5Tokenizer"
 
 
-def _load(folder: Path) -> T5Tokenizer:
+def _load_unchecked(folder: Path) -> T5Tokenizer:
     settings = read_settings(folder)
     if settings.kind == "ByT5Tokenizer":
         return ByteTokenizer(folder)
@@ -84,14 +90,14 @@ def _load(folder: Path) -> T5Tokenizer:
 def _path_of_pieces(folder: Path, settings: TokenizerSettings) -> Path:
     """Return the file that a folder's pieces are read from; refuse a folder without any."""
     own = OWN_PIECES.get(backends.class_of(settings), ())
-    for name in (PIECES[0], *own, *PIECES[1:]):
+    for name in (PIECE_FILES[0], *own, *PIECE_FILES[1:]):
         if (folder / name).is_file():
             return folder / name
-    found = [name for name in VOCABULARIES if (folder / name).is_file()]
+    found = [name for name in VOCABULARY_FILES if (folder / name).is_file()]
     raise ValueError(
-        f"no tokenizer in {folder}: expected {', '.join(PIECES[:-1])} or {PIECES[-1]}, found "
-        f"{found[0] if found else 'none of them'}; copy it there from the model that this one was "
-        "tuned from"
+        f"no tokenizer in {folder}: expected {', '.join(PIECE_FILES[:-1])} or {PIECE_FILES[-1]}, "
+        f"found {found[0] if found else 'none of them'}; copy it there from the model that this "
+        "one was tuned from"
     )
 
 
@@ -100,7 +106,7 @@ def _check_class(path: Path, settings: TokenizerSettings) -> None:
     kind = backends.class_of(settings)
     known = sorted(each for each, files in OWN_PIECES.items() if path.name in files)
     # T5Tokenizer is also what a folder has that names none.
-    if path.name != "tokenizer.json" and kind not in (backends.T5, *known):
+    if path.name != "tokenizer.json" and kind not in (backends.T5_CLASS, *known):
         raise ValueError(
             f"{path} is for the class {kind} (tokenizer_class in tokenizer_config.json), expected "
             f"{' or '.join(known)}: save a tokenizer.json there, by AutoTokenizer's "
@@ -116,7 +122,7 @@ def _check_class(path: Path, settings: TokenizerSettings) -> None:
 def _make(path: Path, settings: TokenizerSettings) -> Made:
     if path.name == "tokenizer.json":
         check_steps(path)
-    with in_one_line(f"{path} is not a tokenizer", AGAIN):
+    with in_one_line(f"{path} is not a tokenizer", GET_FILE_AGAIN):
         if path.name == "tokenizer.json":
             made = backends.from_json(path.read_text(encoding="utf-8"), settings)
         elif path.name == "vocab.json":
@@ -128,7 +134,7 @@ def _make(path: Path, settings: TokenizerSettings) -> Made:
 
 
 def _from_sentencepiece(path: Path, settings: TokenizerSettings) -> T5Tokenizer:
-    with in_one_line(f"{path} is not a SentencePiece model", AGAIN):
+    with in_one_line(f"{path} is not a SentencePiece model", GET_FILE_AGAIN):
         file = read_sentencepiece(path.read_bytes())
         # To the library any piece can be spelled, control tokens and sentinels among them.
         if file.has_bytes or not file.is_unigram or settings.splits_special_tokens:
@@ -160,7 +166,7 @@ class BackendTokenizer:
         # The library leaves out a token that has been special once, whatever was said of it later.
         special = {i for i in added if not self._backend.decode([i], skip_special_tokens=True)}
         special |= {i for role in made.named if (i := made.id_of(role)) is not None}
-        self._sentinels = {i for i in special & added.keys() if _is_sentinel(added[i].content)}
+        self._sentinels = {i for i in special & added.keys() if _spells_sentinel(added[i].content)}
         self._hidden = special - self._sentinels
         self._space: int | None = self._backend.token_to_id("\u2581")
         self.vocabulary: Vocabulary = as_vocabulary(self._backend.get_vocab(), special)
@@ -171,7 +177,7 @@ class BackendTokenizer:
 
     def encode(self, text: str) -> list[int]:
         with self._using():
-            if len(text) < LONG:
+            if len(text) < LONG_TEXT:
                 found = self._backend.encode(text)
             else:  # without the interpreter's lock, for which other threads wait
                 (found,) = self._backend.encode_batch([text])
@@ -201,7 +207,7 @@ class BackendTokenizer:
 T5Tokenizer = ByteTokenizer | SentencePieceTokenizer | BackendTokenizer
 
 
-def _is_sentinel(text: str) -> bool:
+def _spells_sentinel(text: str) -> bool:
     return SENTINEL.fullmatch(text) is not None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..decoding import Vocabulary
 from ..errors import check_utf8, first_line
-from .base import VOCABULARIES, Message, as_vocabulary
+from .base import VOCABULARY_FILES, Message, as_vocabulary
 from .steps import check_steps, in_one_line
 
 # As in pyproject.toml. transformers reads a tokenizer.model with protobuf, chats with jinja2.
@@ -21,12 +21,12 @@ class T5GemmaTokenizer:
 
     def __init__(self, folder: Path) -> None:
         # transformers would make an empty tokenizer.
-        if not any((folder / name).is_file() for name in VOCABULARIES):
+        if not any((folder / name).is_file() for name in VOCABULARY_FILES):
             raise ValueError(
-                f"no tokenizer in {folder}: expected one of {', '.join(VOCABULARIES)}; "
+                f"no tokenizer in {folder}: expected one of {', '.join(VOCABULARY_FILES)}; "
                 "copy it there from the model that this one was tuned from"
             )
-        self._backend, self._folder = _read(folder), folder
+        self._backend, self._folder = _read_backend(folder), folder
         ids: dict[str, int] = self._backend.get_vocab()
         added = self._backend.added_tokens_decoder.items()
         special = {*self._backend.all_special_ids, *(i for i, token in added if token.special)}
@@ -78,7 +78,7 @@ class T5GemmaTokenizer:
         return text
 
 
-def _read(folder: Path) -> Any:
+def _read_backend(folder: Path) -> Any:
     if (folder / "tokenizer.json").is_file():
         check_steps(folder / "tokenizer.json")
     try:
