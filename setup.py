@@ -39,7 +39,8 @@ class BuildPackage(build_py):
             weights = Path(self.build_lib, "speculative_t5", "weights")
             for name in MODELS:
                 shutil.copytree(Path("weights", name), weights / name, dirs_exist_ok=True)
-            shutil.copy("weights/README.md", weights)  # their attribution
+            for name in ("README.md", "LICENSE"):  # their attribution
+                shutil.copy(Path("weights", name), weights)
 
 
 class BuildExtensions(build_ext):

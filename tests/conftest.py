@@ -36,6 +36,7 @@ import numpy as np
 import pytest
 from decoder_only import DecoderOnlyModel
 from families import SHAPE, train_spiece, write_model
+from lacking_packages import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401
 from mlx.utils import tree_map, tree_map_with_path
 from reference import transformed_rows
 

@@ -66,6 +66,7 @@ def test_wheel_has_the_modules_and_models_and_nothing_else(installed: Path) -> N
     assert not {path.suffix for path in package.rglob("*")} & {".c", ".h", ".cpp"}
     assert (package / "serve" / "page.html").is_file()
     assert "Tatoeba" in (package / "weights" / "README.md").read_text()
+    assert "CC BY 2.0 FR" in (package / "weights" / "LICENSE").read_text()
     for name in MODELS:
         files = {path.name for path in (package / "weights" / name).iterdir()}
         assert files == {"config.json", "spiece.model", "weights.npz"}
@@ -75,6 +76,19 @@ def test_wheel_has_the_modules_and_models_and_nothing_else(installed: Path) -> N
     assert "python -m speculative_t5" in text
     links = re.findall(r"\]\(([^)]*)\)", text)
     assert links and all(link.startswith("https://") for link in links)
+
+
+def test_metadata_names_the_authors_and_both_licences(installed: Path) -> None:
+    (folder,) = installed.glob("*.dist-info")
+    head, _, _ = (folder / "METADATA").read_text().partition("\n\n")
+    about = head.splitlines()
+    assert "License-Expression: MIT AND LicenseRef-CC-BY-2.0-FR" in about, "code, and weights"
+    licences = {line.partition(": ")[2] for line in about if line.startswith("License-File: ")}
+    assert licences == {"LICENSE", "weights/LICENSE"}
+    assert all((folder / "licenses" / name).is_file() for name in licences)
+    (author,) = [line.partition(": ")[2] for line in about if line.startswith("Author: ")]
+    assert author in (REPOSITORY / "CITATION.cff").read_text()
+    assert author in (REPOSITORY / "LICENSE").read_text()
 
 
 USES_BLAS = """
@@ -104,7 +118,7 @@ def test_source_distribution_has_everything_that_tests_need(source: Path) -> Non
     (archive,) = (source / "dist").glob("*.tar")
     with tarfile.open(archive) as files:
         given = {name.partition("/")[2] for name in files.getnames()}
-    wanted = {*BUILT_FROM, *TEXTS, "weights/README.md"}
+    wanted = {*BUILT_FROM, *TEXTS, "weights/README.md", "weights/LICENSE"}
     for folder in (*FOLDERS, "speculative_t5"):
         for path in (REPOSITORY / folder).glob("**/*"):
             if path.is_file() and path.suffix not in (".pyc", ".so"):
