@@ -45,9 +45,14 @@ class DecoderOnlyModel:
     """
 
     def __init__(
-        self, model: nn.Module, *, eos_token_id: int, max_context: int | None,
-        extra_eos_ids: Iterable[int] = (), vocabulary: Vocabulary | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        *,
+        eos_token_id: int,
+        max_context: int | None,
+        extra_eos_ids: Iterable[int] = (),
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
         device.enter_thread()
         check_cache(model)
         clamp_positions(model)
@@ -55,10 +60,14 @@ class DecoderOnlyModel:
         self.shapes, vocab_size = shapes_of(model)
         ends = frozenset({eos_token_id, *extra_eos_ids})
         self.info = ModelInfo(
-            vocab_size=vocab_size, eos_token_id=eos_token_id, eos_token_ids=ends,
-            special_tokens=ends, is_decoder_only=True, max_context=max_context,
+            vocab_size=vocab_size,
+            eos_token_id=eos_token_id,
+            eos_token_ids=ends,
+            special_tokens=ends,
+            is_decoder_only=True,
+            max_context=max_context,
             max_source_length=max_context or sys.maxsize,
-        ).with_vocabulary(vocabulary)  # fmt: skip
+        ).with_vocabulary(vocabulary)
         # Not the parameters alone: another thread could not evaluate an array begun in this one.
         mx.eval(model)
 
@@ -150,9 +159,14 @@ class _Layer:
     """
 
     def __init__(
-        self, buffers: KeysValues, offsets: mx.array, lengths: Sequence[int], count: int,
-        *, whole: bool,
-    ) -> None:  # fmt: skip
+        self,
+        buffers: KeysValues,
+        offsets: mx.array,
+        lengths: Sequence[int],
+        count: int,
+        *,
+        whole: bool,
+    ) -> None:
         self.buffers = buffers  # (B, H, C, D), with what this pass adds
         self._offsets = offsets
         same = min(lengths) == max(lengths)
@@ -293,9 +307,12 @@ def load(name: str, *, dtype: mx.Dtype | None = None) -> tuple[DecoderOnlyModel,
     tokenizer, ends = LmTokenizer(backend), sorted(backend.eos_token_ids)
     limits = [config.get(key) for key in CONTEXTS]
     model = DecoderOnlyModel(
-        module, eos_token_id=ends[0], extra_eos_ids=ends[1:], vocabulary=tokenizer.vocabulary,
+        module,
+        eos_token_id=ends[0],
+        extra_eos_ids=ends[1:],
+        vocabulary=tokenizer.vocabulary,
         max_context=next((limit for limit in limits if limit), None),
-    )  # fmt: skip
+    )
     return model, tokenizer
 
 

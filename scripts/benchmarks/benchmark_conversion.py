@@ -35,8 +35,12 @@ import typer
 
 REPOSITORY = Path(__file__).parents[2]
 WIDTHS = {
-    "d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_heads": 128, "vocab_size": 32128,
-}  # fmt: skip
+    "d_model": 1024,
+    "d_kv": 128,
+    "d_ff": 65536,
+    "num_heads": 128,
+    "vocab_size": 32128,
+}
 PAUSE = 5  # seconds: else memory freed by deleting files would favour one of the two
 FIXED_BYTES = 1.0e9  # a conversion may take this and twice the largest tensor
 
@@ -73,8 +77,8 @@ def main(
             f"{total / 1e9:.2f} GB, {form}, {weights}: {len(tensors)} tensors, "
             f"layers {config.num_layers} + {config.num_decoder_layers}"
         )
-        command = [sys.executable, str(REPOSITORY / "convert.py"), "--model", str(source),
-                   "--output", str(output)]  # fmt: skip
+        command = [sys.executable, str(REPOSITORY / "convert.py")]
+        command += ["--model", str(source), "--output", str(output)]
         copied, converted, peaks = [], [], []
         for _ in range(rounds):
             if copy:

@@ -34,6 +34,7 @@ from programs.workers import Lost, Worker, start
 
 MIN_TOKENS, MAX_TOKENS = 20, 60  # of the outputs that `pair` keeps, EOS included
 LIMIT = 256  # tokens of any output of `pair`
+LEFT_OUT = (ASSISTED, COMBINED)  # by `shape`
 
 TurnsOption = Annotated[int, typer.Option(min=1, help="How often everything is measured.")]
 NumDraftOption = Annotated[int, typer.Option(min=1, help="Tokens to draft for each target pass.")]
@@ -131,47 +132,68 @@ def shape(
     as_json: JsonOption = False,
 ) -> None:
     """Compare on random weights of published shapes, with a synthetic rate of acceptance."""
-    left_out = (ASSISTED, COMBINED)
     names, search, unlike = chosen_for(num_beams, only)
-    names = [name for name in names if name not in left_out]
+    names = [each for each in names if each not in LEFT_OUT]
     setting, kind = setting_of(dtype)
-    from speculative_t5.measure import SHAPES, config_of_shape, random_model
+    check_shapes((name, draft_shape), only or ())
+    drafting = {"num_draft": num_draft, "acceptance": acceptance, "draft_vocab": draft_vocab}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        place = Path(folder)
+        write_random(name, place / "target", kind, seed=0)
+        write_random(draft_shape, place / "draft", kind, seed=1)
+        prompts = random_prompts(name, source, count)
+        options = setting | search | drafting
+        workers = start(names, options, place, prompts[:1], tokens, stack)
+        sizes = f"random weights, {source} source tokens, {tokens} output tokens"
+        if num_beams:
+            title = f"{name}, {sizes}, num_beams {num_beams}, {count} prompts, {turns} turns"
+        else:
+            title = (
+                f"{name} and {draft_shape}, {sizes}, acceptance {acceptance:g}, num_draft "
+                f"{num_draft}, draft_vocab {draft_vocab}, {count} prompts, {turns} turns\n"
+                f"{' and '.join(LEFT_OUT)} are left out: of random weights they would accept "
+                "everything or nothing"
+            )
+        compare(
+            title,
+            workers,
+            prompts,
+            tokens,
+            turns,
+            exact_length=True,
+            unlike=unlike,
+            as_json=as_json,
+        )
+
+
+def check_shapes(shapes: Sequence[str], only: Sequence[str]) -> None:
+    """Refuse shapes that nobody has published, and programs that random weights do not suit."""
+    from speculative_t5.measure import SHAPES
+
+    for given in shapes:
+        if given not in SHAPES:
+            raise typer.BadParameter(f"no shape {given!r}, expected one of: {', '.join(SHAPES)}")
+    for given in only:
+        if given in LEFT_OUT:
+            raise typer.BadParameter(f"{given} is left out for random weights")
+
+
+def write_random(shape: str, folder: Path, dtype: Any, seed: int) -> None:
+    """Write random weights of a shape as a checkpoint."""
+    from speculative_t5.measure import random_model
 
     import mlx.core as mx
 
-    for given in (name, draft_shape):
-        if given not in SHAPES:
-            raise typer.BadParameter(f"no shape {given!r}, expected one of: {', '.join(SHAPES)}")
-    for name_given in only or ():
-        if name_given in left_out:
-            raise typer.BadParameter(f"{name_given} is left out for random weights")
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        place = Path(folder)
-        as_hugging_face(random_model(name, dtype=kind, seed=0), place / "target")
-        as_hugging_face(random_model(draft_shape, dtype=kind, seed=1), place / "draft")
-        mx.clear_cache()  # or this process would keep the memory of both
-        rng, ids = random.Random(0), range(2, config_of_shape(name).vocab_size)
-        prompts = [[*rng.choices(ids, k=source - 1), 1] for _ in range(count)]
-        options = setting | search | {
-            "num_draft": num_draft, "acceptance": acceptance, "draft_vocab": draft_vocab
-        }  # fmt: skip
-        workers = start(names, options, place, prompts[:1], tokens, stack)
-        title = (
-            f"{name} and {draft_shape}, random weights, {source} source tokens, {tokens} output "
-            f"tokens, acceptance {acceptance:g}, num_draft {num_draft}, draft_vocab "
-            f"{draft_vocab}, {count} prompts, {turns} turns\n"
-            f"{' and '.join(left_out)} are left out: of random weights they would accept "
-            "everything or nothing"
-        )
-        if num_beams:
-            title = (
-                f"{name}, random weights, {source} source tokens, {tokens} output tokens, "
-                f"num_beams {num_beams}, {count} prompts, {turns} turns"
-            )
-        compare(
-            title, workers, prompts, tokens, turns, exact_length=True, unlike=unlike,
-            as_json=as_json,
-        )  # fmt: skip
+    as_hugging_face(random_model(shape, dtype=dtype, seed=seed), folder)
+    mx.clear_cache()  # or this process would keep the memory
+
+
+def random_prompts(shape: str, length: int, count: int) -> list[list[int]]:
+    """Return prompts of random ids, EOS at their ends."""
+    from speculative_t5.measure import config_of_shape
+
+    rng, ids = random.Random(0), range(2, config_of_shape(shape).vocab_size)
+    return [[*rng.choices(ids, k=length - 1), 1] for _ in range(count)]
 
 
 def chosen(only: Sequence[str] | None) -> list[str]:

@@ -63,9 +63,13 @@ def theirs(
     from mlx_lm.sample_utils import make_sampler
 
     steps = speculative_generate_step(
-        mx.array(prompt), target.model, draft.model, num_draft_tokens=num_draft,
-        max_tokens=max_tokens, sampler=make_sampler(temp=1.0),
-    )  # fmt: skip
+        mx.array(prompt),
+        target.model,
+        draft.model,
+        num_draft_tokens=num_draft,
+        max_tokens=max_tokens,
+        sampler=make_sampler(temp=1.0),
+    )
     for token, _, from_draft in steps:
         ended = int(token) in target.info.eos_token_ids
         yield target.info.eos_token_id if ended else int(token), bool(from_draft)

@@ -31,17 +31,32 @@ from decoder_only import DecoderOnlyModel, load
 
 SHAPES: dict[str, dict[str, Any]] = {  # as their config.json says
     "gpt2": {
-        "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
-        "n_ctx": 1024, "layer_norm_epsilon": 1e-5, "vocab_size": 50257, "eos_token_id": 50256,
+        "model_type": "gpt2",
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "n_ctx": 1024,
+        "layer_norm_epsilon": 1e-5,
+        "vocab_size": 50257,
+        "eos_token_id": 50256,
     },
     "qwen3-0.6b": {
-        "model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 28,
-        "intermediate_size": 3072, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-        "max_position_embeddings": 40960, "tie_word_embeddings": True, "vocab_size": 151936,
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 28,
+        "intermediate_size": 3072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+        "vocab_size": 151936,
         "eos_token_id": 151645,
     },
-}  # fmt: skip
+}
 
 OURS, THEIRS = "ours, plain", "mlx-lm, generate_step"
 OURS_FASTER, THEIRS_FASTER = "ours, speculative", "mlx-lm, speculative_generate_step"
@@ -80,9 +95,12 @@ def theirs(model: DecoderOnlyModel, draft: DecoderOnlyModel | None, num_draft: i
             steps = generate_step(mx.array(prompt), model.model, max_tokens=max_tokens)
         else:
             steps = speculative_generate_step(
-                mx.array(prompt), model.model, draft.model, num_draft_tokens=num_draft,
+                mx.array(prompt),
+                model.model,
+                draft.model,
+                num_draft_tokens=num_draft,
                 max_tokens=max_tokens,
-            )  # fmt: skip
+            )
         tokens = []
         for step in steps:
             if int(step[0]) in model.info.eos_token_ids:
@@ -146,9 +164,11 @@ def main(
         for name, variant in variants.items()
     }
     rates = measure(variants, prompts, tokens, turns)
-    print(f"{model}{f', {draft} drafts {num_draft}' if draft else ''}; {count} prompts of "
-          f"{prompt_tokens} tokens, {sum(map(len, expected))} tokens of output, {turns} turns, "
-          f"{mx.default_device()}")  # fmt: skip
+    print(
+        f"{model}{f', {draft} drafts {num_draft}' if draft else ''}; {count} prompts of "
+        f"{prompt_tokens} tokens, {sum(map(len, expected))} tokens of output, {turns} turns, "
+        f"{mx.default_device()}"
+    )
     print(f"{'':34} tokens/s   over generate_step   (least to most)   same output")
     for name, found in rates.items():
         ratios = [rate / other for rate, other in zip(found, rates[THEIRS], strict=True)]

@@ -104,22 +104,14 @@ def synthetic_steps(sizes: Sizes) -> Iterator[Step]:
         for shape in sizes.shapes:
             draft, limit = DRAFTS.get(shape, "t5-small"), 600 if shape == "t5-3b" else 300
             options = ("--acceptance", acceptance, *common)
-            yield Step(
-                f"bench-{shape}-{acceptance}",
-                (
-                    *BENCH, "--random", f"{shape}:{draft}", "--num-draft", sizes.lengths,
-                    "--max-tokens", str(sizes.tokens), *options,
-                ),
-                limit,
-            )  # fmt: skip
-            yield Step(
-                f"compare-{shape}-{acceptance}",
-                (
-                    *COMPARE, shape, "--draft-shape", draft, "--num-draft", str(sizes.num_draft),
-                    "--tokens", str(sizes.tokens), *options, "--json", *only,
-                ),
-                limit,
-            )  # fmt: skip
+            pair = f"--random {shape}:{draft}"
+            lengths = f"--num-draft {sizes.lengths} --max-tokens {sizes.tokens}"
+            command = (*BENCH, *pair.split(), *lengths.split(), *options)
+            yield Step(f"bench-{shape}-{acceptance}", command, limit)
+            pair = f"{shape} --draft-shape {draft}"
+            lengths = f"--num-draft {sizes.num_draft} --tokens {sizes.tokens}"
+            command = (*COMPARE, *pair.split(), *lengths.split(), *options, "--json", *only)
+            yield Step(f"compare-{shape}-{acceptance}", command, limit)
 
 
 def run(step: Step, folder: Path) -> None:
@@ -129,11 +121,16 @@ def run(step: Step, folder: Path) -> None:
     output, errors = folder / f"{step.name}.out", folder / f"{step.name}.err"
     with output.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-            env=os.environ | step.environment, start_new_session=True,
+            command,
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=os.environ | step.environment,
+            start_new_session=True,
             # Where this program runs in the background, SIGINT may be ignored.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
+        )
         code: int | None = None
         try:
             code = process.wait(step.limit)
@@ -189,18 +186,32 @@ def main(
 ) -> None:
     if context.invoked_subcommand:
         return
-    if unknown := [name for name in shape or () if name not in SHAPES]:
-        raise typer.BadParameter(f"no shape {unknown[0]!r}, expected one of: {', '.join(SHAPES)}")
+    check_known(shape or ())
     steps = trial_steps() if trial else all_steps(shape or SHAPES)
     if dry_run:
         return print("\n".join(step.line() for step in steps))
     folder = results or REPOSITORY / "gpu-results" / ("try" if trial else "")
-    output = output or (folder / "tables.md" if trial else DOCS)
     folder.mkdir(parents=True, exist_ok=True)
-    for step in run_all([] if tables else steps, folder):
+    if not tables:
+        measure(steps, folder, trial=trial)
+    write_tables(steps, folder, output or (folder / "tables.md" if trial else DOCS))
+
+
+def check_known(shapes: Sequence[str]) -> None:
+    if unknown := [name for name in shapes if name not in SHAPES]:
+        raise typer.BadParameter(f"no shape {unknown[0]!r}, expected one of: {', '.join(SHAPES)}")
+
+
+def measure(steps: Sequence[Step], folder: Path, *, trial: bool) -> None:
+    """Run all steps that have no result; end where MLX finds no GPU, except for a trial."""
+    for step in run_all(steps, folder):
         on_cpu = step is steps[0] and gpu_tables.machine(step, folder)["backend"] == "cpu"
         if on_cpu and not trial:
             sys.exit("error: MLX computes on the CPU here: give --try, or install MLX for the GPU")
+
+
+def write_tables(steps: Sequence[Step], folder: Path, output: Path) -> None:
+    """Write the tables of all results; end with an error if some are missing."""
     gpu_tables.write(output, gpu_tables.section(steps, folder))
     print(f"tables: {output}")
     if failed := [step.name for step in steps if not step.is_done(folder)]:

@@ -257,8 +257,10 @@ def throughput(
             began = time.perf_counter()
             outputs = decoder.generate_batch(
                 prompts[: 2 * size] if turn == 0 else prompts,
-                batch_size=size, speculative=speculative, temperature=temperature,
-            )  # fmt: skip
+                batch_size=size,
+                speculative=speculative,
+                temperature=temperature,
+            )
             if turn:  # the first turn warms up, and does not count
                 seconds[speculative, size] += time.perf_counter() - began
                 tokens[speculative, size] += sum(output.stats.emitted for output in outputs)

@@ -151,11 +151,14 @@ class Offline:
             source, output = Path(folder, "prompts.jsonl"), Path(folder, "output.jsonl")
             records = (json.dumps({"prompt": prompt}) + "\n" for prompt in self.prompts)
             source.write_text("".join(records), encoding="utf-8")
+            command = [sys.executable, "-m", "speculative_t5", "batch"]
             done = subprocess.run(
-                [sys.executable, "-m", "speculative_t5", "batch", source, "--output", output,
-                 *self.options],
-                cwd=REPOSITORY, check=False, capture_output=True, text=True,
-            )  # fmt: skip
+                [*command, source, "--output", output, *self.options],
+                cwd=REPOSITORY,
+                check=False,
+                capture_output=True,
+                text=True,
+            )
             if done.returncode:
                 sys.exit(f"error: batch: {done.stderr.strip().splitlines()[-1]}")
             found = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
@@ -285,18 +288,29 @@ def percentiles(answers: Sequence[Answer], name: str) -> tuple[float, float]:
     return float(half), float(most)
 
 
+def waits(found: Figures) -> dict[str, Any]:
+    """Return the percentiles of what clients waited for, if any got an answer."""
+    if not found.answers:
+        return {}
+    return {key: percentiles(found.answers, key) for key in ("first", "whole")}
+
+
 def as_object(title: str, figures: dict[tuple[str, int], Figures]) -> str:
     """Return the report as a line of JSON."""
     variants = [
         {
-            "name": name, "clients": clients, "tokens_per_second": found.speeds,
-            "requests_per_second": found.rates, "memory": found.memory, "differ": found.differ,
-            "answers": len(found.answers), "others": found.others,
+            "name": name,
+            "clients": clients,
+            "tokens_per_second": found.speeds,
+            "requests_per_second": found.rates,
+            "memory": found.memory,
+            "differ": found.differ,
+            "answers": len(found.answers),
+            "others": found.others,
         }
-        | ({key: percentiles(found.answers, key) for key in ("first", "whole")}
-           if found.answers else {})
+        | waits(found)
         for (name, clients), found in figures.items()
-    ]  # fmt: skip
+    ]
     return json.dumps({"title": title, "variants": variants})
 
 

@@ -15,9 +15,15 @@ from corruption import PREFIX, Corruptor, DataOption, held_out_examples, read_se
 from documents import HELD_OUT_FILE
 
 __all__ = [
-    "HELD_OUT_FILE", "PREFIX", "Corruptor", "DataOption", "DraftOption", "engine",
-    "held_out_examples", "read_sentences",
-]  # fmt: skip
+    "HELD_OUT_FILE",
+    "PREFIX",
+    "Corruptor",
+    "DataOption",
+    "DraftOption",
+    "engine",
+    "held_out_examples",
+    "read_sentences",
+]
 
 
 DraftOption = Annotated[str, typer.Option(help="The draft's folder or name.")]

@@ -26,10 +26,21 @@ import typer
 REPOSITORY = Path(__file__).parents[2]
 LEARNERS = REPOSITORY / "tests" / "learners.tsv"
 FOREIGN = (
-    "😀", "👩\u200d🚀", "👍🏽", "🇩🇪", "cafe\u0301", "n\u0303andu\u0301", "ị\u0301", "नमस्ते",
-    "שָׁלוֹם", "مَرْحَبًا", "العالم",
-    "東京", "𝒳", "Zoe\u0308",
-)  # fmt: skip
+    "😀",
+    "👩\u200d🚀",
+    "👍🏽",
+    "🇩🇪",
+    "cafe\u0301",
+    "n\u0303andu\u0301",
+    "ị\u0301",
+    "नमस्ते",
+    "שָׁלוֹם",
+    "مَرْحَبًا",
+    "العالم",
+    "東京",
+    "𝒳",
+    "Zoe\u0308",
+)
 PAGE = 500  # words
 
 
@@ -83,9 +94,13 @@ def main(
 
 
 def compare(
-    url: str, decoder: SpeculativeDecoder, texts: list[str], wanted: list[str], clients: int,
+    url: str,
+    decoder: SpeculativeDecoder,
+    texts: list[str],
+    wanted: list[str],
+    clients: int,
     turns: int,
-) -> None:  # fmt: skip
+) -> None:
     with ThreadPoolExecutor(clients) as pool:
         found = [*pool.map(lambda text: corrected(url, text), texts)]
         equal = sum(a == b for a, b in zip(found, wanted, strict=True))

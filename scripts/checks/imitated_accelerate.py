@@ -49,8 +49,10 @@ def main() -> int:
         settings = {"LD_PRELOAD": shim, "SPECULATIVE_T5_NATIVE": "0", "OMP_NUM_THREADS": "1"}
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-m", "not linux", *sys.argv[1:]],
-            cwd=REPOSITORY, env=os.environ | settings, check=False,
-        ).returncode  # fmt: skip
+            cwd=REPOSITORY,
+            env=os.environ | settings,
+            check=False,
+        ).returncode
 
 
 if __name__ == "__main__":

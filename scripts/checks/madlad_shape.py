@@ -11,11 +11,20 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 MADLAD = {
-    "model_type": "t5", "d_model": 1024, "d_kv": 128, "d_ff": 8192, "num_heads": 16,
-    "num_layers": 32, "num_decoder_layers": 32, "vocab_size": 256_000, "eos_token_id": 2,
-    "pad_token_id": 1, "decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu",
+    "model_type": "t5",
+    "d_model": 1024,
+    "d_kv": 128,
+    "d_ff": 8192,
+    "num_heads": 16,
+    "num_layers": 32,
+    "num_decoder_layers": 32,
+    "vocab_size": 256_000,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 0,
+    "feed_forward_proj": "gated-gelu",
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -107,10 +107,15 @@ def run(test: str, repository: Path, bug: Bug | None = None) -> str:
         }
         try:
             done = subprocess.run(
-                [*command, *pytest_arguments(test)], cwd=folder, env=environment,
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT,
+                [*command, *pytest_arguments(test)],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
                 check=False,
-            )  # fmt: skip
+            )
         except subprocess.TimeoutExpired:
             return f"did not end within {TIMEOUT} s"
     if done.returncode == 0:

@@ -8,6 +8,7 @@ recorded. Needs `pip install ".[plot]"`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -108,9 +109,14 @@ def draw(rounds: Sequence[Judged], decoder: SpeculativeDecoder, path: Path) -> N
     legend = {kind: kind for kind in COLORS if kind != "unused"}
     legend["rejected"] = "rejected, or after a rejection"
     handles = [
-        Patch(facecolor=COLORS[kind][0], edgecolor=COLORS[kind][1], label=label,
-              linestyle=line_style(kind)) for kind, label in legend.items()
-    ]  # fmt: skip
+        Patch(
+            facecolor=COLORS[kind][0],
+            edgecolor=COLORS[kind][1],
+            label=label,
+            linestyle=line_style(kind),
+        )
+        for kind, label in legend.items()
+    ]
     axes.legend(handles=handles, loc="lower left", ncols=4, fontsize=11, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Description": in_words(rounds, decoder)})
@@ -135,12 +141,11 @@ def draw_round(axes: Axes, one: Judged, decoder: SpeculativeDecoder, y: float) -
     assert decoder.tokenizer is not None
     decode_ids = decoder.tokenizer.decode
     left = -1.58
-    axes.text(left, y + 0.68, f"Round {one.number}", fontsize=13, weight="bold", color=INK,
-              va="center")  # fmt: skip
-    axes.text(left + 1.13, y + 0.68, f"after  {decode_ids(one.before)}", fontsize=12,
-              color=QUIET, va="center")  # fmt: skip
+    write = partial(axes.text, va="center")
+    write(left, y + 0.68, f"Round {one.number}", fontsize=13, weight="bold", color=INK)
+    write(left + 1.13, y + 0.68, f"after  {decode_ids(one.before)}", fontsize=12, color=QUIET)
     for name, row in (("draft", DRAFT_Y), ("target", TARGET_Y)):
-        axes.text(left, y + row, name, fontsize=12, color=INK, va="center")
+        write(left, y + row, name, fontsize=12, color=INK)
     n = one.num_accepted
     for i, answer in enumerate(one.answers):
         if i < len(one.drafted):
@@ -148,26 +153,33 @@ def draw_round(axes: Axes, one: Judged, decoder: SpeculativeDecoder, y: float) -
             box(axes, i, y + DRAFT_Y, decode_ids([one.drafted[i]]), kind)
             mark, color = ("=", COLORS["accepted"][1]) if i < n else ("\u2260", "#c62828")
             if i <= n:
-                axes.text(i, y + (DRAFT_Y + TARGET_Y) / 2, mark, fontsize=13, weight="bold",
-                          color=color, ha="center", va="center")  # fmt: skip
+                between = y + (DRAFT_Y + TARGET_Y) / 2
+                write(i, between, mark, fontsize=13, weight="bold", color=color, ha="center")
         last = "bonus" if n == len(one.drafted) else "recovered"
         kind = "accepted" if i < n else last if i == n else "unused"
         box(axes, i, y + TARGET_Y, decode_ids([answer]), kind)
     gained = decode_ids(one.before + one.emitted)[len(decode_ids(one.before)) :].strip()
     count = f"{n + 1} token{'s' if n else ''}"
-    axes.text(left, y - 1.5, f"one pass of the target gives {count}:  {gained}", fontsize=12,
-              color=QUIET, va="center")  # fmt: skip
+    said = f"one pass of the target gives {count}:  {gained}"
+    write(left, y - 1.5, said, fontsize=12, color=QUIET)
 
 
 def box(axes: Axes, x: float, y: float, text: str, kind: str) -> None:
     """Draw a box with a text; ids without text are named."""
     text = text or "(end)"
     face, edge, ink = COLORS[kind]
-    axes.add_patch(FancyBboxPatch(
-        (x - WIDTH / 2 + 0.06, y - HEIGHT / 2 + 0.06), WIDTH - 0.12, HEIGHT - 0.12,
-        boxstyle="round,pad=0.06,rounding_size=0.09", facecolor=face, edgecolor=edge,
-        linewidth=1.4, linestyle=line_style(kind),
-    ))  # fmt: skip
+    axes.add_patch(
+        FancyBboxPatch(
+            (x - WIDTH / 2 + 0.06, y - HEIGHT / 2 + 0.06),
+            WIDTH - 0.12,
+            HEIGHT - 0.12,
+            boxstyle="round,pad=0.06,rounding_size=0.09",
+            facecolor=face,
+            edgecolor=edge,
+            linewidth=1.4,
+            linestyle=line_style(kind),
+        )
+    )
     size = min(12, 650 / ((NUM_DRAFT + 1) * len(text)))  # no wider than the box
     axes.text(x, y, text, fontsize=size, color=ink, ha="center", va="center")
 

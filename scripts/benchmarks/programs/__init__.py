@@ -8,8 +8,15 @@ PLAIN, SPECULATIVE, STEADY = "ours plain", "ours speculative", "ours steady"
 COMBINED = "ours with lookups"  # behind the draft's tokens
 ASSISTED = "transformers assisted"
 PROGRAMS = (
-    PLAIN, SPECULATIVE, COMBINED, STEADY, "naive", "transformers", ASSISTED, "ctranslate2",
+    PLAIN,
+    SPECULATIVE,
+    COMBINED,
+    STEADY,
+    "naive",
+    "transformers",
+    ASSISTED,
+    "ctranslate2",
     "ctranslate2 int8",
-)  # fmt: skip
+)
 WITH_BEAMS = (PLAIN, "transformers", "ctranslate2", "ctranslate2 int8")  # that have beam search
 OURS = (PLAIN, SPECULATIVE, COMBINED, STEADY, "naive")

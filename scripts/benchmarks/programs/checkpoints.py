@@ -37,8 +37,9 @@ def as_hugging_face(model: T5, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})
     raw = {
-        "architectures": ["T5ForConditionalGeneration"], "dtype": dtype_of(model)
-    } | config.to_dict()  # fmt: skip
+        "architectures": ["T5ForConditionalGeneration"],
+        "dtype": dtype_of(model),
+    } | config.to_dict()
     (folder / "config.json").write_text(json.dumps(raw, indent=2), encoding="utf-8")
 
 

@@ -113,9 +113,12 @@ async def ask(client: Client, index: int, prompt: str, max_tokens: int, run: Run
     """Return the output for a prompt; while the queue is full, wait as long as the server says."""
     began = time.perf_counter()
     body = {
-        "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
         "stream_options": {"include_usage": True},
-    }  # fmt: skip
+    }
     while True:
         async with client.streams.post("/v1/completions", json=body) as response:
             if response.status == 200:

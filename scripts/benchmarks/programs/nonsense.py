@@ -14,17 +14,38 @@ HUGE = 5 * 2**19  # bytes, more than a server here takes, but not than it reads 
 SLOW = 0.5  # seconds, at most, until a client that sends slowly leaves
 # Bodies of requests that a server must refuse with a status from 400 to 499.
 BAD_BODIES = (
-    b"", b"{", b"[]", b"{}", b'"prompt"', b'{"prompt": "\xff"}', b'{"prompt": 7}',
-    b'{"prompt": []}', b'{"prompt": ""}', b'{"prompt": [999999999]}', b'{"prompt": ["He", 5]}',
-    b'{"prompt": "He", "max_tokens": -2}', b'{"prompt": "He", "temperature": "warm"}',
-    b'{"prompt": "He", "model": "no-such-model"}', b'{"prompt": "He", "n": 0}',
-    b'{"prompt": "He", "stop": 5}', b'{"prompt": "He", "top_p": 2}', b"[" * 10_000,
-)  # fmt: skip
+    b"",
+    b"{",
+    b"[]",
+    b"{}",
+    b'"prompt"',
+    b'{"prompt": "\xff"}',
+    b'{"prompt": 7}',
+    b'{"prompt": []}',
+    b'{"prompt": ""}',
+    b'{"prompt": [999999999]}',
+    b'{"prompt": ["He", 5]}',
+    b'{"prompt": "He", "max_tokens": -2}',
+    b'{"prompt": "He", "temperature": "warm"}',
+    b'{"prompt": "He", "model": "no-such-model"}',
+    b'{"prompt": "He", "n": 0}',
+    b'{"prompt": "He", "stop": 5}',
+    b'{"prompt": "He", "top_p": 2}',
+    b"[" * 10_000,
+)
 ROUTES = (
-    ("GET", COMPLETIONS), ("DELETE", COMPLETIONS), ("PATCH", "/v1/models"), ("POST", "/v1/models"),
-    ("BREW", "/"), ("GET", "/v1"), ("GET", "/v1/completions/"), ("POST", "/v2/completions"),
-    ("GET", "/%00"), ("GET", "/v1/models/../../etc/passwd"), ("OPTIONS", "/v1/chat"),
-)  # fmt: skip
+    ("GET", COMPLETIONS),
+    ("DELETE", COMPLETIONS),
+    ("PATCH", "/v1/models"),
+    ("POST", "/v1/models"),
+    ("BREW", "/"),
+    ("GET", "/v1"),
+    ("GET", "/v1/completions/"),
+    ("POST", "/v2/completions"),
+    ("GET", "/%00"),
+    ("GET", "/v1/models/../../etc/passwd"),
+    ("OPTIONS", "/v1/chat"),
+)
 
 
 class Wrong(Exception):
@@ -86,8 +107,14 @@ async def to_nowhere(client: httpx.AsyncClient, rng: random.Random) -> None:
 
 
 KINDS: tuple[Callable[[httpx.AsyncClient, random.Random], Awaitable[None]], ...] = (
-    bad_body, bad_body, fuzzed, fuzzed, huge, slow, to_nowhere,
-)  # fmt: skip
+    bad_body,
+    bad_body,
+    fuzzed,
+    fuzzed,
+    huge,
+    slow,
+    to_nowhere,
+)
 
 
 def check_refused(response: httpx.Response, sent: str) -> None:

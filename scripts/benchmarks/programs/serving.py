@@ -212,8 +212,10 @@ def assistant_settings(draft: Any) -> str:
     """Describe how assisted generation drafts by default."""
     config = draft.generation_config
     names = (
-        "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
-    )  # fmt: skip
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+    )
     default = config._get_default_generation_params()
     values = {name: getattr(config, name, None) for name in names}
     return ", ".join(f"{n} {default.get(n) if v is None else v}" for n, v in values.items())
@@ -238,10 +240,13 @@ def load_ctranslate2(
 
     def generate(ids: list[int], max_tokens: int) -> list[int]:
         (result,) = translator.translate_batch(
-            [list(map(word, ids))], beam_size=spec.get("num_beams", 1),
+            [list(map(word, ids))],
+            beam_size=spec.get("num_beams", 1),
             max_decoding_length=max_tokens,
-            min_decoding_length=0, max_input_length=0, return_end_token=True,
-        )  # fmt: skip
+            min_decoding_length=0,
+            max_input_length=0,
+            return_end_token=True,
+        )
         return [int(found[1:-1]) for found in result.hypotheses[0]]
 
     backend = "CT2_USE_MKL=0" if os.environ.get("CT2_USE_MKL") == "0" else "default backend"

@@ -28,9 +28,12 @@ class Worker:
         self.name = name
         self._process = subprocess.Popen(
             [sys.executable, COMPARE, "worker", name, json.dumps(spec)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
             env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
-        )  # fmt: skip
+        )
         self.about = self._answer()
 
     def ask(self, ids: list[int], max_tokens: int) -> tuple[list[int], float]:
