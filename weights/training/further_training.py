@@ -155,9 +155,12 @@ class Run:
         self._model, self._rate, self._seconds = model.train(), rate, minutes * 60
         self._autocast = autocast
         self._optimizer = Adafactor(
-            model.parameters(), lr=rate, scale_parameter=True, relative_step=False,
+            model.parameters(),
+            lr=rate,
+            scale_parameter=True,
+            relative_step=False,
             warmup_init=False,
-        )  # fmt: skip
+        )
         self.step, self._trained = 0, 0.0
         self.teacher: T5ForConditionalGeneration | None = None
         self.caution: Caution | None = None
@@ -201,8 +204,10 @@ class Run:
             if self.step % 25 == 0:
                 mean = sum(losses) / len(losses)
                 speed = tokens / (time.perf_counter() - began - self._trained)
-                print(f"{now / 60:5.1f} min  step {self.step}  loss {mean:.4f}  "
-                      f"{speed:.0f} tokens/s", flush=True)  # fmt: skip
+                print(
+                    f"{now / 60:5.1f} min  step {self.step}  loss {mean:.4f}  {speed:.0f} tokens/s",
+                    flush=True,
+                )
                 losses = []
             if now - saved > every * 60:
                 saved = now

@@ -88,9 +88,11 @@ def train_tokenizer(documents: Sequence[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=PIECES, special_tokens=[END], show_progress=False,
+        vocab_size=PIECES,
+        special_tokens=[END],
+        show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator(documents, trainer)
     return tokenizer
 

@@ -68,10 +68,17 @@ def vocabulary(data: DataOption, work: WorkOption = Path("runs")) -> None:
     work.mkdir(parents=True, exist_ok=True)
     stored = io.BytesIO()
     spm.SentencePieceTrainer.train(
-        sentence_iterator=(line for pair in examples for line in pair), model_writer=stored,
-        vocab_size=PIECES, model_type="unigram", character_coverage=1.0, pad_id=0, eos_id=1,
-        unk_id=2, bos_id=-1, minloglevel=1,
-    )  # fmt: skip
+        sentence_iterator=(line for pair in examples for line in pair),
+        model_writer=stored,
+        vocab_size=PIECES,
+        model_type="unigram",
+        character_coverage=1.0,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=1,
+    )
     (work / "spiece.model").write_bytes(stored.getvalue())
 
 
@@ -143,9 +150,12 @@ def teach(
                 chunk = order[first : first + 64]
                 ids, mask = pad([rows[i] for i in chunk], 0)
                 produced = model.generate(
-                    input_ids=ids, attention_mask=mask, max_new_tokens=ids.shape[1] + 8,
-                    do_sample=False, num_beams=1,
-                ).tolist()  # fmt: skip
+                    input_ids=ids,
+                    attention_mask=mask,
+                    max_new_tokens=ids.shape[1] + 8,
+                    do_sample=False,
+                    num_beams=1,
+                ).tolist()
                 for i, row in zip(chunk, produced, strict=True):
                     row = row[1:]
                     if 1 in row:
@@ -203,10 +213,18 @@ def learners(
     from further_training import train_further
 
     train_further(
-        data, work, start_from,
-        minutes=minutes, rate=rate, every=every, tokens=tokens, autocast=autocast,
-        teacher=teacher, caution=caution, keep=keep,
-    )  # fmt: skip
+        data,
+        work,
+        start_from,
+        minutes=minutes,
+        rate=rate,
+        every=every,
+        tokens=tokens,
+        autocast=autocast,
+        teacher=teacher,
+        caution=caution,
+        keep=keep,
+    )
 
 
 def damaged(data: Path, work: Path, *, seed: int) -> Callable[[int], Iterator[Example]]:
@@ -275,10 +293,17 @@ def train(
     if stage == "distill":
         model = T5ForConditionalGeneration.from_pretrained(folder)
     else:
-        model = T5ForConditionalGeneration(T5Config(
-            vocab_size=VOCAB_SIZE, feed_forward_proj="relu", dropout_rate=0.0,
-            decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **shape,
-        ))  # fmt: skip
+        model = T5ForConditionalGeneration(
+            T5Config(
+                vocab_size=VOCAB_SIZE,
+                feed_forward_proj="relu",
+                dropout_rate=0.0,
+                decoder_start_token_id=0,
+                pad_token_id=0,
+                eos_token_id=1,
+                **shape,
+            )
+        )
     model.train()
     optimizer = Adafactor(
         model.parameters(), lr=rate, scale_parameter=True, relative_step=False, warmup_init=False

@@ -71,27 +71,42 @@ def fill(template: str, rng: random.Random, foreign_texts: list[str], words: Wor
     def name() -> str:
         return words.new(rng).capitalize() if rng.random() < 0.5 else rng.choice(NAMES)
 
+    def written(*patterns: str) -> str:
+        return rng.choice([_digits(rng, pattern) for pattern in patterns])
+
     slots: dict[str, Callable[[], str]] = {
-        "time": lambda: rng.choice([_digits(rng, "1#:3#"), _digits(rng, "#:4#"),
-                                    _digits(rng, "# p.m."), "9 a.m.", _digits(rng, "2#.15")]),
-        "price": lambda: rng.choice([_digits(rng, "€1#.#0"), _digits(rng, "$#,##9"), "£5",
-                                     _digits(rng, "3#0 €"), _digits(rng, "¥4##0"), "20 CHF"]),
+        "time": lambda: written("1#:3#", "#:4#", "# p.m.", "9 a.m.", "2#.15"),
+        "price": lambda: written("€1#.#0", "$#,##9", "£5", "3#0 €", "¥4##0", "20 CHF"),
         "phone": lambda: _digits(rng, rng.choice(["+49 30 ######", "555-01##", "(0##) ### ####"])),
-        "url": lambda: rng.choice([f"https://www.{word()}.com/{word()}?id={number(rng)}",
-                                   f"http://{word()}.org", f"www.{word()}.de/{word()}"]),
-        "mail": lambda: f"{word()}{rng.choice(['.', '_', '', '-'])}{word()}@{word()}."
-                        + rng.choice(["com", "org", "de", "net", "co.uk"]),
-        "date": lambda: rng.choice([_digits(rng, "1# May 20##"), _digits(rng, "0#/1#/20##"),
-                                    _digits(rng, "20##-0#-1#"), "31 January", "June 3rd"]),
-        "number": lambda: number(rng), "small": lambda: str(rng.randint(2, 40)),
-        "percent": lambda: _digits(rng, "##%"), "year": lambda: _digits(rng, "19##"),
-        "name": name, "other": name,
-        "full": lambda: rng.choice(["Mr. ", "Mrs ", "Dr. ", "Ms. ", name() + " "])
-                        + rng.choice(SURNAMES),
-        "place": lambda: rng.choice(PLACES), "code": lambda: rng.choice([rng.choice(CODES), words.code(rng)]),
-        "foreign": lambda: rng.choice(FOREIGN_NAMES), "ref": lambda: _digits(rng, "##8#-B"),
+        "url": lambda: rng.choice(
+            [
+                f"https://www.{word()}.com/{word()}?id={number(rng)}",
+                f"http://{word()}.org",
+                f"www.{word()}.de/{word()}",
+            ]
+        ),
+        "mail": lambda: (
+            f"{word()}{rng.choice(['.', '_', '', '-'])}{word()}@{word()}."
+            + rng.choice(["com", "org", "de", "net", "co.uk"])
+        ),
+        "date": lambda: written(
+            "1# May 20##", "0#/1#/20##", "20##-0#-1#", "31 January", "June 3rd"
+        ),
+        "number": lambda: number(rng),
+        "small": lambda: str(rng.randint(2, 40)),
+        "percent": lambda: _digits(rng, "##%"),
+        "year": lambda: _digits(rng, "19##"),
+        "name": name,
+        "other": name,
+        "full": lambda: (
+            rng.choice(["Mr. ", "Mrs ", "Dr. ", "Ms. ", name() + " "]) + rng.choice(SURNAMES)
+        ),
+        "place": lambda: rng.choice(PLACES),
+        "code": lambda: rng.choice([rng.choice(CODES), words.code(rng)]),
+        "foreign": lambda: rng.choice(FOREIGN_NAMES),
+        "ref": lambda: _digits(rng, "##8#-B"),
         "quoted": lambda: quote(rng.choice(foreign_texts).rstrip("."), rng),
-    }  # fmt: skip
+    }
     return re.sub(r"\{(\w+)\}", lambda slot: slots[slot[1]](), template)
 
 

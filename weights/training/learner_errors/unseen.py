@@ -10,23 +10,23 @@ Pair = tuple[str, str]
 ORDER = 3  # letters that determine the next one
 ENDINGS = ("ings", "ing", "ed", "ly", "ers", "er", "est", "s")
 # American and British spellings; Tatoeba's sentences have mostly American ones.
-SPELLINGS = dict(
-    pair.split(":") for pair in
-    """color:colour colors:colours colored:coloured colorful:colourful favorite:favourite
-    favorites:favourites neighbor:neighbour neighbors:neighbours neighborhood:neighbourhood
-    honor:honour humor:humour labor:labour behavior:behaviour flavor:flavour harbor:harbour
-    rumor:rumour favor:favour favors:favours center:centre theater:theatre theaters:theatres
-    liter:litre liters:litres meter:metre meters:metres kilometers:kilometres fiber:fibre
-    traveled:travelled traveling:travelling traveler:traveller canceled:cancelled
-    canceling:cancelling jewelry:jewellery marvelous:marvellous realize:realise
-    realized:realised realizes:realises recognize:recognise recognized:recognised
-    apologize:apologise apologized:apologised organize:organise organized:organised
-    organization:organisation criticized:criticised criticize:criticise memorize:memorise
-    analyze:analyse gray:grey mom:mum pajamas:pyjamas defense:defence offense:offence
-    skillful:skilful fulfill:fulfil mustache:moustache airplane:aeroplane
-    airplanes:aeroplanes catalog:catalogue dialog:dialogue enrollment:enrolment
-    installment:instalment""".split()
-)  # fmt: skip
+AMERICAN_AND_BRITISH = """
+color:colour colors:colours colored:coloured colorful:colourful favorite:favourite
+favorites:favourites neighbor:neighbour neighbors:neighbours neighborhood:neighbourhood
+honor:honour humor:humour labor:labour behavior:behaviour flavor:flavour harbor:harbour
+rumor:rumour favor:favour favors:favours center:centre theater:theatre theaters:theatres
+liter:litre liters:litres meter:metre meters:metres kilometers:kilometres fiber:fibre
+traveled:travelled traveling:travelling traveler:traveller canceled:cancelled
+canceling:cancelling jewelry:jewellery marvelous:marvellous realize:realise
+realized:realised realizes:realises recognize:recognise recognized:recognised
+apologize:apologise apologized:apologised organize:organise organized:organised
+organization:organisation criticized:criticised criticize:criticise memorize:memorise
+analyze:analyse gray:grey mom:mum pajamas:pyjamas defense:defence offense:offence
+skillful:skilful fulfill:fulfil mustache:moustache airplane:aeroplane
+airplanes:aeroplanes catalog:catalogue dialog:dialogue enrollment:enrolment
+installment:instalment
+"""
+SPELLINGS = dict(pair.split(":") for pair in AMERICAN_AND_BRITISH.split())
 
 
 # The letters of other scripts: first and last of each.
