@@ -96,10 +96,15 @@ def reference_search(
     ends = set(reference.generation_config.eos_token_id)
     with torch.inference_mode():
         found = reference.generate(
-            torch.tensor(rows), attention_mask=torch.tensor(mask), max_new_tokens=max_tokens,
-            do_sample=False, return_dict_in_generate=True, output_scores=True,
-            logits_processor=list(processors), **dataclasses.asdict(options),
-        )  # fmt: skip
+            torch.tensor(rows),
+            attention_mask=torch.tensor(mask),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+            logits_processor=list(processors),
+            **dataclasses.asdict(options),
+        )
     start = longest if is_decoder_only else 1
     hypotheses, sequences = [], found.sequences[:, start:].tolist()
     for row, score in zip(sequences, found.sequences_scores.tolist(), strict=True):

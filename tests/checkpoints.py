@@ -16,9 +16,10 @@ from messages import check_message
 END = "<|endoftext|>"
 # A repository's stand-in for a large file until git lfs pull.
 POINTER = (
-    b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0123456789abcdef" * 4
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:"
+    + b"0123456789abcdef" * 4
     + b"\nsize 242043056\n"
-)  # fmt: skip
+)
 CHAT = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -96,9 +97,12 @@ def write_tokenizer(folder: Path) -> None:
 
     backend = ByteLevelBPETokenizer()
     backend.train_from_iterator(
-        ["\n".join(TEXT) + "\n"], vocab_size=300, min_frequency=0, show_progress=False,
+        ["\n".join(TEXT) + "\n"],
+        vocab_size=300,
+        min_frequency=0,
+        show_progress=False,
         special_tokens=[END, "<|user|>", "<|assistant|>"],
-    )  # fmt: skip
+    )
     backend.save(str(folder / "tokenizer.json"))
     stored = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": CHAT}
     (folder / "tokenizer_config.json").write_text(json.dumps(stored))

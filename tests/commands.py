@@ -97,9 +97,15 @@ def caller(
 def recording(monkeypatch: pytest.MonkeyPatch, *, colour: bool = True) -> Console:
     """Let commands show what they show on a terminal of 100 columns, which records it."""
     console = Console(
-        record=True, file=io.StringIO(), force_terminal=True, highlight=False, markup=False,
-        soft_wrap=True, color_system="standard" if colour else None, width=100,
-    )  # fmt: skip
+        record=True,
+        file=io.StringIO(),
+        force_terminal=True,
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+        color_system="standard" if colour else None,
+        width=100,
+    )
     monkeypatch.setattr(terminal, "console", lambda stderr=False: console)
     return console
 
@@ -113,9 +119,14 @@ class Terminal:
         bare = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
         bare |= environment or {}
         self.process = pexpect.spawn(
-            sys.executable, [*command], cwd=folder, env=bare | PATHS | {"TERM": "xterm-256color"},
-            dimensions=(40, 100), timeout=120, preexec_fn=heed_ctrl_c,
-        )  # fmt: skip
+            sys.executable,
+            [*command],
+            cwd=folder,
+            env=bare | PATHS | {"TERM": "xterm-256color"},
+            dimensions=(40, 100),
+            timeout=120,
+            preexec_fn=heed_ctrl_c,
+        )
 
     def type(self, keys: str, *answers: str) -> str:
         """Type, and return what is shown until these texts have come."""
@@ -148,9 +159,11 @@ def start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[byt
     """Start a command whose standard error is a pipe, and which a signal may end."""
     pipe = {"env": os.environ | PATHS, "stderr": subprocess.PIPE}
     return subprocess.Popen(
-        [sys.executable, "-m", "speculative_t5", *arguments], cwd=folder, preexec_fn=heed_ctrl_c,
+        [sys.executable, "-m", "speculative_t5", *arguments],
+        cwd=folder,
+        preexec_fn=heed_ctrl_c,
         **(pipe | options),
-    )  # fmt: skip
+    )
 
 
 def in_a_shell(folder: Path, command: str) -> subprocess.CompletedProcess[bytes]:
@@ -158,6 +171,10 @@ def in_a_shell(folder: Path, command: str) -> subprocess.CompletedProcess[bytes]
     for name, program in (("$P", ["-m", "speculative_t5"]), ("$C", [f"{REPOSITORY}/convert.py"])):
         command = command.replace(name, shlex.join([sys.executable, *program]))
     return subprocess.run(
-        ["bash", "-c", command], cwd=folder, capture_output=True, check=False, timeout=120,
+        ["bash", "-c", command],
+        cwd=folder,
+        capture_output=True,
+        check=False,
+        timeout=120,
         env=os.environ | PATHS | {"FORCE_COLOR": "1"},
-    )  # fmt: skip
+    )

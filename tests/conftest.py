@@ -120,10 +120,16 @@ def pair(request: Any, tmp_path_factory: Any, spiece: bytes) -> tuple[Any, T5]:
 def tiny_model(*, vocab_size: int = 5, seed: int = 0, layers: int = 1, **changes: Any) -> T5:
     """A random model over a few tokens, float32."""
     options = {
-        "d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2, "num_layers": 1,
-        "num_decoder_layers": layers, "vocab_size": vocab_size, "own_head": True,
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 16,
+        "num_heads": 2,
+        "num_layers": 1,
+        "num_decoder_layers": layers,
+        "vocab_size": vocab_size,
+        "own_head": True,
         "scale_decoder_outputs": False,
-    } | changes  # fmt: skip
+    } | changes
     model = T5(T5Config(**options))
     mx.random.seed(seed)
     # Heavier than usual, so that outputs depend on everything before them and do not just repeat.
@@ -146,10 +152,14 @@ def tiny_gemma(
         "sliding_window_pattern": 2, "attn_logit_softcapping": 20.0,
     }  # fmt: skip
     config = {
-        "model_type": kind, "decoder": stack, "tie_word_embeddings": False,
+        "model_type": kind,
+        "decoder": stack,
+        "tie_word_embeddings": False,
         "encoder": stack | {"hidden_size": 24 if kind == "t5gemma" else 16},
-        "bos_token_id": 0, "pad_token_id": 0, "eos_token_id": EOS,
-    }  # fmt: skip
+        "bos_token_id": 0,
+        "pad_token_id": 0,
+        "eos_token_id": EOS,
+    }
     model = T5Gemma(T5GemmaConfig.from_dict(config | changes))
     mx.random.seed(seed + 14)  # below, some models say the same to everything
     model.update(tree_map_with_path(random_weight, model.parameters()))
@@ -162,14 +172,26 @@ def tiny_gemma(
 def causal_config(kind: str, size: int, *, vocab_size: int, layers: int) -> dict[str, Any]:
     """A config.json of a decoder-only model of mlx-lm with two heads."""
     return {
-        "model_type": kind, "vocab_size": vocab_size, "max_position_embeddings": POSITIONS,
-        "hidden_size": size, "num_hidden_layers": layers, "num_attention_heads": 2,
-        "intermediate_size": size, "num_key_value_heads": 1, "head_dim": size // 2,
-        "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": kind != "llama",
+        "model_type": kind,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": POSITIONS,
+        "hidden_size": size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "intermediate_size": size,
+        "num_key_value_heads": 1,
+        "head_dim": size // 2,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e4,
+        "tie_word_embeddings": kind != "llama",
         # GPT-2's.
-        "n_embd": size, "n_head": 2, "n_layer": layers, "n_positions": POSITIONS,
-        "n_ctx": POSITIONS, "layer_norm_epsilon": 1e-5,
-    }  # fmt: skip
+        "n_embd": size,
+        "n_head": 2,
+        "n_layer": layers,
+        "n_positions": POSITIONS,
+        "n_ctx": POSITIONS,
+        "layer_norm_epsilon": 1e-5,
+    }
 
 
 def build_causal(config: dict[str, Any]) -> Any:

@@ -76,9 +76,12 @@ def write_family(folder: Path, name: str, form: str = "safetensors") -> Any:
     """Save a checkpoint in one of `FORMATS`; returns the model (torch) that it holds."""
     family = FAMILIES[name]
     model = write_model(
-        folder, SHAPE | family.config | family.tokens, model_type=family.model_type,
-        own_head=family.own_head, shard_size="30KB" if form == "shards" else "1GB",
-    )  # fmt: skip
+        folder,
+        SHAPE | family.config | family.tokens,
+        model_type=family.model_type,
+        own_head=family.own_head,
+        shard_size="30KB" if form == "shards" else "1GB",
+    )
     raw = json.loads((folder / "config.json").read_text())
     for key in family.omit:
         raw.pop(key, None)
@@ -90,9 +93,14 @@ def write_family(folder: Path, name: str, form: str = "safetensors") -> Any:
 
 
 def write_model(
-    folder: Path, shape: dict[str, Any], *, own_head: bool, model_type: str = "t5",
-    shard_size: str = "1GB", seed: int = 0,
-) -> Any:  # fmt: skip
+    folder: Path,
+    shape: dict[str, Any],
+    *,
+    own_head: bool,
+    model_type: str = "t5",
+    shard_size: str = "1GB",
+    seed: int = 0,
+) -> Any:
     """Save a random model of transformers, without a tokenizer; returns the model (torch)."""
     import torch
     import transformers
@@ -117,9 +125,14 @@ STACK: dict[str, Any] = {  # of a T5Gemma
 
 
 def write_gemma(
-    folder: Path, generation: int, *, encoder: Mapping[str, Any] = {},
-    decoder: Mapping[str, Any] = {}, seed: int = 0, shard_size: str = "1GB",
-) -> Any:  # fmt: skip
+    folder: Path,
+    generation: int,
+    *,
+    encoder: Mapping[str, Any] = {},
+    decoder: Mapping[str, Any] = {},
+    seed: int = 0,
+    shard_size: str = "1GB",
+) -> Any:
     """Save a random T5Gemma of transformers with a tokenizer; returns the model (torch)."""
     import torch
     import transformers
@@ -136,9 +149,10 @@ def write_gemma(
         }  # fmt: skip
         ids = {"eoi_token_index": 300, "boi_token_index": 301, "image_token_index": 302}
         config = transformers.T5Gemma2Config(
-            encoder={"text_config": encoder, "vision_config": images} | ids, decoder=decoder,
+            encoder={"text_config": encoder, "vision_config": images} | ids,
+            decoder=decoder,
             image_token_index=302,
-        )  # fmt: skip
+        )
         model = transformers.T5Gemma2ForConditionalGeneration(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -230,9 +244,13 @@ def _rewrite(folder: Path, tensors: dict[str, Any], split: bool, form: str) -> N
 def train_spiece(**options: Any) -> bytes:
     stored = io.BytesIO()
     spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT), model_writer=stored, vocab_size=120, model_type="unigram",
-        minloglevel=2, **options,
-    )  # fmt: skip
+        sentence_iterator=iter(TEXT),
+        model_writer=stored,
+        vocab_size=120,
+        model_type="unigram",
+        minloglevel=2,
+        **options,
+    )
     return stored.getvalue()
 
 

@@ -58,9 +58,12 @@ ENDS = ("out", "err")
 @functools.cache
 def forking_process() -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
 
 
 def become(folder: str, rank: int, environment: dict[str, str], command: list[str]) -> None:

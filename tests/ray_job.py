@@ -50,9 +50,12 @@ def main(folder: Path, *models: str) -> None:
     prompts = (folder / "prompts.txt").read_text(encoding="utf-8").splitlines()
     table = pa.table({"id": range(len(prompts)), "sentence": prompts})
     ray.init(
-        num_cpus=WORKERS, include_dashboard=False, object_store_memory=2**28,
-        logging_level="ERROR", log_to_driver=False,
-    )  # fmt: skip
+        num_cpus=WORKERS,
+        include_dashboard=False,
+        object_store_memory=2**28,
+        logging_level="ERROR",
+        log_to_driver=False,
+    )
     logging.getLogger("ray.data").setLevel("ERROR")
     ray.data.DataContext.get_current().enable_progress_bars = False
     # Of one block, one worker would decode all.

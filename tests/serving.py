@@ -277,11 +277,13 @@ def started(
     """Run the command, changed by some code, in a process of its own, with a client of it."""
     process = subprocess.Popen(
         [sys.executable, "-c", CHANGED.format(change=change), "serve", "--port", "0", *arguments],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         # A background process of a script inherits that it ignores this signal.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline().decode()

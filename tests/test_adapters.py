@@ -51,17 +51,25 @@ LORAS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # and the bases th
     "every matrix": ((*T5S, *GEMMAS), {"target_modules": "all-linear"}),
     "rank-stabilized": (T5S, {"target_modules": ["q", "v"], "use_rslora": True}),
     "DoRA": (("t5", "t5gemma2"), {"target_modules": r".*\.(q|wo|q_proj)", "use_dora": True}),
-    "ranks by pattern": (("t5_v1_1",), {
-        "target_modules": ["q", "v"], "rank_pattern": {r".*decoder.*\.q": 2, "v": 3},
-    }),
+    "ranks by pattern": (
+        ("t5_v1_1",),
+        {
+            "target_modules": ["q", "v"],
+            "rank_pattern": {r".*decoder.*\.q": 2, "v": 3},
+        },
+    ),
     "an output head": (("t5_v1_1",), {"target_modules": ["lm_head"], "fan_in_fan_out": True}),
     "norms": (T5S, {"target_modules": ["k"], "modules_to_save": ["layer_norm"]}),
     "a head of its own": (("t5",), {"target_modules": ["o"], "modules_to_save": ["lm_head"]}),
     "norms of T5Gemma": (GEMMAS, {"target_modules": ["k_proj"], "modules_to_save": ["norm"]}),
-    **{f"tied head: {' '.join(targets)} {saved}": (
-        bases, {"target_modules": targets, "modules_to_save": [saved] if saved else None}
-    ) for bases, targets, saved in TIED},
-}  # fmt: skip
+    **{
+        f"tied head: {' '.join(targets)} {saved}": (
+            bases,
+            {"target_modules": targets, "modules_to_save": [saved] if saved else None},
+        )
+        for bases, targets, saved in TIED
+    },
+}
 CASES = [(lora, base) for lora, (bases, _) in LORAS.items() for base in bases]
 
 
@@ -126,8 +134,10 @@ def here(originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 def test_weights_are_quantized_after_merging(here: Path) -> None:
     folders = [
         convert(str(here / name), here / f"{name}-{bits}-{i}", quantize=bits, group_size=32)
-        for bits in (4, 8) for i in (1, 2) for name in ("lora", "reference")
-    ]  # fmt: skip
+        for bits in (4, 8)
+        for i in (1, 2)
+        for name in ("lora", "reference")
+    ]
     for i in range(0, len(folders), 4):
         ours, reference, again, _ = folders[i : i + 4]
         assert (ours / "weights.npz").read_bytes() == (again / "weights.npz").read_bytes()
@@ -161,8 +171,11 @@ def test_every_command_takes_an_adapter(here: Path, call: Call) -> None:
     base = SpeculativeDecoder.from_pretrained("base", None, dtype=mx.float32)
     assert text != base.generate(prompt, max_tokens=8).text
     wanted = ["--max-tokens", "8", "--dtype", "float32", "--draft-model", "lookup"]
-    for given in (["--adapter", "lora"], ["--model", "lora"],
-                  ["--model", "base", "--adapter", str(here / "lora")]):  # fmt: skip
+    for given in (
+        ["--adapter", "lora"],
+        ["--model", "lora"],
+        ["--model", "base", "--adapter", str(here / "lora")],
+    ):
         done = call("--prompt", prompt, "--json", *given, *wanted)
         assert done.records[0]["text"] == text, given
     (here / "prompts.txt").write_text(f"{prompt}\n")
@@ -213,12 +226,14 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (rename("SelfAttention.q", "r"), "r.weight, which this model does not have: give base as"),
     (rename("lora_B", "lora_D"), "has {'lora_A': .*}.* expected .*|lora_D.* does not have: give"),
     (rename("lora_A", "lora_embedding_A"), "has {'lora_B': .*, 'lora_embedding_A': .*}.* expected"),
-    (lambda f: edit_tensors(f, lambda t: t.update({n: t[n][:, 1:] for n in t if LORA_A in n})),
-     r"has {'lora_A': \(4, 63\), .*}.* expected {'lora_A': \(4, 64\)"),
+    (
+        lambda f: edit_tensors(f, lambda t: t.update({n: t[n][:, 1:] for n in t if LORA_A in n})),
+        r"has {'lora_A': \(4, 63\), .*}.* expected {'lora_A': \(4, 64\)",
+    ),
     (lambda f: edit_tensors(f, lambda t: t.clear()), "changes nothing in a model of texts"),
     (lambda f: (f / ADAPTER_WEIGHTS[0]).unlink(), "no weights in .*lora: expected adapter_model"),
     (lambda f: (f / ADAPTER_CONFIG).write_text("["), "adapter_config.json is not JSON"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("spoil", "message"), REFUSED)
@@ -268,9 +283,13 @@ def test_adapters_come_from_the_hub(
     assert ModelFolder(quantized).origin["repository"] == "someone/base"
     assert_close(logits("someone/lora"), expected)
     assert ModelFolder(tmp_path / "out").origin == {
-        "base": "base", "adapter": "lora", "dtype": None, "quantize": None, "group_size": 64,
+        "base": "base",
+        "adapter": "lora",
+        "dtype": None,
+        "quantize": None,
+        "group_size": 64,
         "keep_wo": None,
-    }  # fmt: skip
+    }
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.requests.clear()
     assert_close(logits("someone/lora"), expected)

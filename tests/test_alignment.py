@@ -51,9 +51,11 @@ def test_long_ones_are_compared_in_windows(monkeypatch: pytest.MonkeyPatch, wind
             assert (i1, j1) == (end_a, end_b)
             end_a, end_b = i2, j2
             assert (a[i1:i2] == b[j1:j2]) == (kind == "equal")
-            assert kind == "equal" or (i1 < i2, j1 < j2) == {
-                "replace": (True, True), "delete": (True, False), "insert": (False, True)
-            }[kind]  # fmt: skip
+            assert (
+                kind == "equal"
+                or (i1 < i2, j1 < j2)
+                == {"replace": (True, True), "delete": (True, False), "insert": (False, True)}[kind]
+            )
             common += i2 - i1 if kind == "equal" else 0
         assert (end_a, end_b) == (len(a), len(b))
         if window > 40:

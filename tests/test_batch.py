@@ -52,14 +52,27 @@ def test_records_come_in_the_order_of_lines() -> None:
     found = records(b"a\nb\n\nc\nd\n<bad>\ne\nf\ng\n\n")
     assert [record["id"] for record in found] == list(range(1, 11))
     texts = [record.get("text", record.get("error")) for record in found]
-    assert texts == ["A", "B", f"line 3: {EMPTY_LINE}", "C", "D",
-                     "line 6: prompt ids must be from 0 to 8, got 9", "E", "F", "G",
-                     f"line 10: {EMPTY_LINE}"]  # fmt: skip
+    assert texts == [
+        "A",
+        "B",
+        f"line 3: {EMPTY_LINE}",
+        "C",
+        "D",
+        "line 6: prompt ids must be from 0 to 8, got 9",
+        "E",
+        "F",
+        "G",
+        f"line 10: {EMPTY_LINE}",
+    ]
     stats = {"tokens": 2, "rounds": 0, "drafted": 0, "accepted": 0, "acceptance_rate": 0.0,
              "tokens_per_round": 0.0}  # fmt: skip
     assert found[0] == {
-        "id": 1, "prompt": "a", "text": "A", "finish_reason": "eos", "stats": stats,
-    }  # fmt: skip
+        "id": 1,
+        "prompt": "a",
+        "text": "A",
+        "finish_reason": "eos",
+        "stats": stats,
+    }
     assert found[2] == {"id": 3, "prompt": "", "error": f"line 3: {EMPTY_LINE}"}
 
 

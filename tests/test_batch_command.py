@@ -176,9 +176,16 @@ def test_standard_streams_may_be_closed(call: Call, here: Path) -> None:
 
 def test_a_pipe_is_answered_in_order_as_it_comes(here: Path) -> None:
     with start(
-        here, "batch", "-", *MODELS, *SHORT, "--batch-size", "1",
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        here,
+        "batch",
+        "-",
+        *MODELS,
+        *SHORT,
+        "--batch-size",
+        "1",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         for number in (1, 2, 3):
             process.stdin.write(b"The sea\n")

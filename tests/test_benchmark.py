@@ -121,8 +121,12 @@ def test_the_command_measures_the_shipped_pair(
     bench(model=models[0], draft_model=models[1], **options)
     result = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in result["rows"]] == [
-        "regular", "K = 3", "steady K = 3", "auto", "lookup"
-    ]  # fmt: skip
+        "regular",
+        "K = 3",
+        "steady K = 3",
+        "auto",
+        "lookup",
+    ]
     assert None in widths and len(widths) == 2, "steady passes have one width"
     assert result["rows"][0].keys() == VariantReport.__dataclass_fields__.keys()
     assert all(row["same"] == row["outputs"] == 1 for row in result["rows"])
@@ -143,7 +147,7 @@ def test_options_are_checked_before_anything_is_measured() -> None:
         ({"turns": 0}, "turns must be an integer of at least 1, got 0"),
         *(({"num_draft": wrong}, "--num-draft") for wrong in ("", "a", "1-", "-3", "0-2", "4-2")),
         ({"random_weights": "gpt2"}, "TARGET:DRAFT, such as t5-base:t5-small, got 'gpt2'"),
-    ]  # fmt: skip
+    ]
     for options, found in cases:
         with refused(found):
             bench(**options)
@@ -199,11 +203,21 @@ def test_shapes_are_the_published_ones() -> None:
         for shape, model in models.items()
     }
     assert millions == {
-        "t5-efficient-tiny": 15.6, "t5-small": 60.5, "t5-base": 222.9, "t5-large": 737.7,
-        "t5-3b": 2851.6, "t5gemma-s": 312.5, "t5gemma-b": 591.5, "t5gemma-l": 1241.8,
-        "t5gemma-xl": 3767.0, "t5gemma-2b": 5596.9, "t5gemma-9b": 20333.4,
-        "t5gemma2-270m": 368.4, "t5gemma2-1b": 1697.8, "t5gemma2-4b": 7089.1,
-    }  # fmt: skip
+        "t5-efficient-tiny": 15.6,
+        "t5-small": 60.5,
+        "t5-base": 222.9,
+        "t5-large": 737.7,
+        "t5-3b": 2851.6,
+        "t5gemma-s": 312.5,
+        "t5gemma-b": 591.5,
+        "t5gemma-l": 1241.8,
+        "t5gemma-xl": 3767.0,
+        "t5gemma-2b": 5596.9,
+        "t5gemma-9b": 20333.4,
+        "t5gemma2-270m": 368.4,
+        "t5gemma2-1b": 1697.8,
+        "t5gemma2-4b": 7089.1,
+    }
 
 
 @pytest.fixture

@@ -23,9 +23,13 @@ MODELS = ("correct-base", "correct-small")
 def run_setup(source: Path, *arguments: str, path: str = "", **environment: str) -> str:
     path = path or f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
-        [sys.executable, "setup.py", "-q", *arguments], cwd=source, check=True,
-        capture_output=True, text=True, env=os.environ | {"PATH": path} | environment,
-    ).stdout  # fmt: skip
+        [sys.executable, "setup.py", "-q", *arguments],
+        cwd=source,
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PATH": path} | environment,
+    ).stdout
 
 
 @pytest.fixture(scope="module")

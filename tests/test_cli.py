@@ -178,9 +178,11 @@ def test_a_decoder_only_model_is_refused_in_a_line(call: Call, here: Path) -> No
     for arguments in (
         ("--model", "gpt2", "--prompt", "x"),
         ("--model", "target", "--draft-model", "gpt2", "--prompt", "x"),
-        ("batch", "-", "--model", "gpt2"), ("convert", "gpt2"), ("convert", "gpt2", "--inspect"),
+        ("batch", "-", "--model", "gpt2"),
+        ("convert", "gpt2"),
+        ("convert", "gpt2", "--inspect"),
         ("doctor", "--only", "greedy", "--model", "gpt2"),
-    ):  # fmt: skip
+    ):
         done = call(*arguments, stdin="x\n")
         done.check_error(message)
         assert done.err[0].endswith("this package runs encoder-decoders: use mlx-lm")

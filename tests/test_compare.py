@@ -174,9 +174,12 @@ def test_programs_share_a_checkpoint_in_16_bits(
 
 def test_torch_uses_the_gpu_that_mlx_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     for backend, cuda, mps, expected in (
-        ("cpu", True, True, "cpu"), ("cuda", True, False, "cuda"), ("cuda", False, True, "cpu"),
-        ("metal", True, True, "mps"), ("metal", True, False, "cpu"),
-    ):  # fmt: skip
+        ("cpu", True, True, "cpu"),
+        ("cuda", True, False, "cuda"),
+        ("cuda", False, True, "cpu"),
+        ("metal", True, True, "mps"),
+        ("metal", True, False, "cpu"),
+    ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda mps=mps: mps)
         assert serving.torch_device(backend) == expected
@@ -192,9 +195,10 @@ def test_ctranslate2_uses_the_gpu_that_mlx_uses(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(ctranslate2, "Translator", Translator)
     for backend, gpus, where, eight_bits in (
-        ("cuda", 1, "cuda", "int8_bfloat16"), ("cuda", 0, "cpu", "int8"),
+        ("cuda", 1, "cuda", "int8_bfloat16"),
+        ("cuda", 0, "cpu", "int8"),
         ("metal", 1, "cpu", "int8"),
-    ):  # fmt: skip
+    ):
         kinds = {"bfloat16", eight_bits}
         monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda gpus=gpus: gpus)
         monkeypatch.setattr(

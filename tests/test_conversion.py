@@ -109,15 +109,22 @@ def test_tensors_correct_the_config() -> None:
     """Old configs say relu for gated-gelu, and lack depths and the kind of head."""
     expected, path = logits(MADE), SOURCE / "config.json"
     edit_json(
-        path, feed_forward_proj="relu", num_layers=9, num_decoder_layers=None,
-        tie_word_embeddings=True, scale_decoder_outputs=False,
-    )  # fmt: skip
+        path,
+        feed_forward_proj="relu",
+        num_layers=9,
+        num_decoder_layers=None,
+        tie_word_embeddings=True,
+        scale_decoder_outputs=False,
+    )
     assert (logits(convert("source", OUT)) == expected).all()
     assert (logits(SOURCE) == expected).all()
     # The scale of outputs is the config's; None stands for an entry that is missing.
     for tied, stored, scaled in (
-        (None, None, True), (False, None, False), (True, False, False), (False, True, True),
-    ):  # fmt: skip
+        (None, None, True),
+        (False, None, False),
+        (True, False, False),
+        (False, True, True),
+    ):
         edit_json(path, tie_word_embeddings=tied, scale_decoder_outputs=stored)
         config = opened(SOURCE).config
         assert config.scale_decoder_outputs == scaled and config.own_head

@@ -179,8 +179,9 @@ def test_logits_match_transformers(kind: str, tmp_path: Path) -> None:
     session, _ = model.start([row[:4] for row in TOKENS])
     steps = [session.step(mx.array([row[a:b] for row in TOKENS])) for a, b in ((3, 6), (6, 10))]
     for ours, theirs in (
-        (model(mx.array(TOKENS)), expected), (mx.concatenate(steps, axis=1), expected[:, 3:]),
-    ):  # fmt: skip
+        (model(mx.array(TOKENS)), expected),
+        (mx.concatenate(steps, axis=1), expected[:, 3:]),
+    ):
         np.testing.assert_allclose(np.array(ours), theirs, atol=1e-4, rtol=1e-4)
     assert model.info.max_context == 64 and model.info.eos_token_ids == {0}
     assert model.info.vocabulary == tokenizer.vocabulary
@@ -214,8 +215,9 @@ def test_the_program_continues_or_answers(folders: dict[str, str]) -> None:
     done = run(*options, "--prompt", "He go", model=folders["target"])
     assert done.stdout == expected.text and "12 tokens" in done.stderr.splitlines()[-1]
     sampled: Any = {"max_tokens": 12, "temperature": 0.7}
-    done = run(*options, "--prompt", "He go", "--chat", "--temperature", "0.7",
-               model=folders["target"])  # fmt: skip
+    done = run(
+        *options, "--prompt", "He go", "--chat", "--temperature", "0.7", model=folders["target"]
+    )
     assert done.stdout == decoder.generate(chat, **sampled).text
     for batch_size in (1, 3):
         rows = decoder.generate_batch(["He go", chat, "She"], batch_size=batch_size, **sampled)

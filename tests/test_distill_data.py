@@ -66,16 +66,27 @@ def test_every_line_is_an_example_or_skipped_for_a_reason(read: Any) -> None:
 
 def test_a_completion_is_the_output_to_learn(read: Any) -> None:
     records = as_json(
-        {"prompt": "a", "completion": "A"}, {"prompt": "b", "completion": ""}, {"prompt": "c"},
-        {"prompt": "d", "completion": "1234"}, {"prompt": "e", "completion": "123"},
-        {"prompt": " ", "completion": "x"}, {"prompt": "f", "completion": "x\x01"},
-        {"prompt": "d"}, {"prompt": "g", "completion": None},
-    )  # fmt: skip
+        {"prompt": "a", "completion": "A"},
+        {"prompt": "b", "completion": ""},
+        {"prompt": "c"},
+        {"prompt": "d", "completion": "1234"},
+        {"prompt": "e", "completion": "123"},
+        {"prompt": " ", "completion": "x"},
+        {"prompt": "f", "completion": "x\x01"},
+        {"prompt": "d"},
+        {"prompt": "g", "completion": None},
+    )
     data = read({"a.jsonl": records}, "a.jsonl", max_tokens=4)
     found = {example.line: example.completion for example in data.train + data.valid}
     assert found == {
-        1: ids("A"), 2: [EOS], 3: None, 5: ids("123"), 7: ids("x\x01"), 8: None, 9: None
-    }  # fmt: skip
+        1: ids("A"),
+        2: [EOS],
+        3: None,
+        5: ids("123"),
+        7: ids("x\x01"),
+        8: None,
+        9: None,
+    }
     assert data.skipped == {"completion too long": 1, "empty": 1}
 
 
@@ -215,10 +226,13 @@ pytestmark = pytest.mark.cpu  # chunks of other sizes are to have the same bits
 CHUNK, MOST = 4, 8
 TARGET = tiny_model(vocab_size=20, seed=18, layers=2)  # some outputs end, some at once
 EXAMPLES = [
-    Example(3 * i + 1, [*(2 + (i * k) % 17 for k in range(1, 2 + i % 5)), EOS],
-            [7] * (i % 3) + [EOS] if i % 7 == 5 else None)
+    Example(
+        3 * i + 1,
+        [*(2 + (i * k) % 17 for k in range(1, 2 + i % 5)), EOS],
+        [7] * (i % 3) + [EOS] if i % 7 == 5 else None,
+    )
     for i in range(26)
-]  # fmt: skip
+]
 
 
 def run(path: Path, examples: list[Example] = EXAMPLES, **options: Any) -> list[Label]:

@@ -174,9 +174,15 @@ def test_prompts_are_as_many_as_there_is_time_for(
     monkeypatch.setattr(comparison, "sweep", sweep)
     task, passes = DistillTask(target, None, "big"), 31
     found = judge(
-        task, tiny_draft(target), "small", JUDGED, KNOWN,
-        max_tokens=10, max_seconds=passes * most, made_by={},
-    )  # fmt: skip
+        task,
+        tiny_draft(target),
+        "small",
+        JUDGED,
+        KNOWN,
+        max_tokens=10,
+        max_seconds=passes * most,
+        made_by={},
+    )
     assert found.prompts == count
 
 
@@ -187,10 +193,16 @@ def test_everything_is_measured(target: T5, block: int, monkeypatch: pytest.Monk
         monkeypatch.setattr(judging, name, value)
     seen: list[tuple[int, int]] = []
     found = judge(
-        DistillTask(target, None, "big"), small, "small", JUDGED, KNOWN,
-        max_tokens=10, max_seconds=900.0, made_by={"layers": 1},
+        DistillTask(target, None, "big"),
+        small,
+        "small",
+        JUDGED,
+        KNOWN,
+        max_tokens=10,
+        max_seconds=900.0,
+        made_by={"layers": 1},
         progress=lambda done, total: seen.append((done, total)),
-    )  # fmt: skip
+    )
     total = 10 + 2 * (1 + 2 * 10)
     assert seen == [(done, total) for done in range(1, total + 1)]
     assert [speed.num_draft for speed in found.speeds] == [*range(1, MAX_DRAFTED + 1), "auto"]
@@ -231,9 +243,10 @@ def test_the_verdict_is_by_the_best_number_or_auto() -> None:
 def test_notes_say_what_limits_the_figures() -> None:
     assert judgement(1.5, 1.5).notes == []
     for changes, same, said in (
-        ({}, 6, "Up to 2 of 8 outputs differ"), ({"prompts": 1}, 1, "come from 1 prompt."),
+        ({}, 6, "Up to 2 of 8 outputs differ"),
+        ({"prompts": 1}, 1, "come from 1 prompt."),
         ({"held_out": 7}, 8, "come from 7 held-out outputs"),
-    ):  # fmt: skip
+    ):
         (note,) = judgement(1.5, 1.5, **changes, speeds=speeds(1.5, 1.5, same=same)).notes
         assert said in note
 
@@ -242,9 +255,10 @@ def test_the_readme_has_a_row_for_each_number() -> None:
     found = judgement(1.5, 1.6, 1.4, 1.55)
     text, summary = found.as_markdown(), "\n".join(found.summary())
     for row in (
-        ["2", "2.60", "80.0 %", "160", "1.60", "8/8"], ["3", "2.60", "", "140", "1.40", "8/8"],
+        ["2", "2.60", "80.0 %", "160", "1.60", "8/8"],
+        ["3", "2.60", "", "140", "1.40", "8/8"],
         ["auto", "2.00", "", "155", "1.55", "8/8"],
-    ):  # fmt: skip
+    ):
         assert row in cells(text) and row in cells(summary)
     assert ["`steps`", "2000"] in cells(text) and "other machines give others" in text
     assert "90.0 % of 1,200 tokens in 10 held-out outputs" in text

@@ -193,15 +193,22 @@ def test_python_runs_and_prints_what_it_says(
             table = pa.table({"id": [1, 2], "sentence": ["He go home.", None]})
             pq.write_table(table, here / "in" / "part.parquet")
         done = subprocess.run(
-            [sys.executable, "-"], input=code, cwd=REPOSITORY if needs_checkout else here,
-            capture_output=True, text=True, check=False,
-            env=os.environ | {
+            [sys.executable, "-"],
+            input=code,
+            cwd=REPOSITORY if needs_checkout else here,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ
+            | {
                 "PYTHONPATH": str(REPOSITORY if needs_checkout else installed),
-                "XDG_CACHE_HOME": str(tmp_path), "HF_ENDPOINT": hub.endpoint,
-                "HF_HOME": str(tmp_path / "hf"), "RAY_USAGE_STATS_ENABLED": "0",
+                "XDG_CACHE_HOME": str(tmp_path),
+                "HF_ENDPOINT": hub.endpoint,
+                "HF_HOME": str(tmp_path / "hf"),
+                "RAY_USAGE_STATS_ENABLED": "0",
                 "RAY_DATA_DEFAULT_MIN_PARALLELISM": "1",  # it would shuffle 200 parts of two rows
             },
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         for line in promised(code):
             assert line in done.stdout.splitlines(), f"{line!r} is not in {done.stdout!r}"
@@ -226,9 +233,12 @@ def server() -> Iterator[str]:
     """The address of a server with the shipped pair."""
     command = [sys.executable, "-m", "speculative_t5", "serve", "--port", "0"]
     with subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
+        command,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout
         yield process.stdout.readline().split()[-1]  # which it prints when it is ready
         process.terminate()
@@ -282,9 +292,13 @@ def less(command: str) -> str:
 @cache
 def python(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], cwd=REPOSITORY, capture_output=True, text=True, check=False,
+        [sys.executable, *command],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"},
-    )  # fmt: skip
+    )
 
 
 def check_names(command: str) -> None:
@@ -304,9 +318,14 @@ def check_names(command: str) -> None:
 
 @pages_with("sh")
 def test_commands_run_in_the_order_of_the_page(
-    page: Path, workplace: Path, installed: Path, hub: Hub, request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    page: Path,
+    workplace: Path,
+    installed: Path,
+    hub: Hub,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     call = caller(workplace, monkeypatch, capfd)
     use(monkeypatch, hub.endpoint, cache=workplace / "hf")
     if page.name not in CHECKOUT:
@@ -363,9 +382,12 @@ def test_files_are_written_only_where_the_page_says(tmp_path: Path) -> None:
     prompt = "She dont no where there keys is, and they was looking for it."
     subprocess.run(
         [sys.executable, "-m", "speculative_t5", "--prompt", prompt],
-        cwd=tmp_path, check=True, capture_output=True, stdin=subprocess.DEVNULL,
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
         env=kept | names | {"PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+    )
     found = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
     written = {"/".join(path.parts[:2]) for path in found}
     ours, mlx = ".cache/speculative_t5", "temporary/mlx"

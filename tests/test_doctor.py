@@ -55,10 +55,11 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "TOLERANCES", {mx.float32: 2e-4})
     less = {"NUM_SENTENCES": 2, "NUM_TIES": 2, "NUM_THREADED": 8, "COUNT": 1000}
     for module, changes in (
-        (outputs, less), (arithmetic, {"WIDTHS": range(5, 7)}),
+        (outputs, less),
+        (arithmetic, {"WIDTHS": range(5, 7)}),
         (speed, {"SENTENCE_STEP": 50, "SECONDS_OF_TURNS": 0.0}),
         (passes, {"SECONDS_AT_A_TIME": 0.0, "SECONDS_IN_ALL": 0.0}),
-    ):  # fmt: skip
+    ):
         for name, value in changes.items():
             monkeypatch.setattr(module, name, value)
     shape = T5Config(64, 16, 64, 2, 1, 1, vocab_size=160)
@@ -89,8 +90,11 @@ def test_other_models_are_checked_in_their_own_type(
     assert [each.status for each in found] == ["ok"] * 4, found
     compared = found[1].details["compared"]
     assert [each["name"].split()[-1] for each in compared] == [
-        "float16", "float16", "float32", "bfloat16",
-    ]  # fmt: skip
+        "float16",
+        "float16",
+        "float32",
+        "bfloat16",
+    ]
 
 
 def in_tf32(x: mx.array) -> mx.array:
@@ -164,9 +168,10 @@ def unlike(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = T5.score
     monkeypatch.setattr(
-        T5, "score",
+        T5,
+        "score",
         lambda self, kind, x, *rest: real(self, kind, changed(x) if x.shape[1] > 1 else x, *rest),
-    )  # fmt: skip
+    )
 
 
 def test_unlike_rows_are_seen(tiny_subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,8 +368,9 @@ def test_json_has_every_number(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(command, "find_cached", lambda name: Path("weights/draft"))
     fields = {"name", "status", "reason", "notes", "details", "seconds"}
     for given, name, folder in (
-        ("lookup", None, None), ("some/draft", "some/draft", "weights/draft"),
-    ):  # fmt: skip
+        ("lookup", None, None),
+        ("some/draft", "some/draft", "weights/draft"),
+    ):
         done = call("doctor", "--json", "--model", "weights/target", "--draft-model", given)
         (result,) = done.records
         assert done.code == 1

@@ -109,8 +109,7 @@ def test_a_block_for_an_issue_has_every_section(
         return findings[-1]
 
     monkeypatch.setattr(command, "run", run)
-    chosen = [part for name in ("versions", "device", "speed")
-              for part in ("--only", name)]  # fmt: skip
+    chosen = [part for name in ("versions", "device", "speed") for part in ("--only", name)]
     pair = ("--model", str(place / "weights" / "target"), "--draft-model", "weights/draft")
     monkeypatch.setenv("HOME", str(place))
     done = call("doctor", "--report", *chosen, *pair)
@@ -118,22 +117,30 @@ def test_a_block_for_an_issue_has_every_section(
     found = tables(done.out)
     machine = dict(found.pop("machine")[1:])
     assert machine.keys() >= {
-        "chip", "CPU cores", "memory", "system", "Python", "MLX", "speculative_t5", "models",
-    }  # fmt: skip
+        "chip",
+        "CPU cores",
+        "memory",
+        "system",
+        "Python",
+        "MLX",
+        "speculative_t5",
+        "models",
+    }
     default = dtype_name(device.default_type().dtype)
     assert machine["default type"].startswith(f"{default}: ")
     assert [row[1] for row in found.pop("check")[1:]] == ["ok"] * 3
     head, *curves = found.pop("tokens in a pass of the target")
     assert head[2:] == [*map(str, range(1, 18)), "33", "64"]
     assert [row[:2] for row in curves] == [
-        ["~/weights/target, drafts by weights/draft", "ms"], ["", "times one token"],
-    ]  # fmt: skip
+        ["~/weights/target, drafts by weights/draft", "ms"],
+        ["", "times one token"],
+    ]
     details = findings[2].details
     for length, ms, times in zip(head[2:], curves[0][2:], curves[1][2:], strict=True):
         assert ms == speed.as_ms(details["pass_seconds"][length])
         ratio = details["pass_seconds"][length] / details["pass_seconds"]["1"]
         assert times == f"{ratio:.2f}"
-    (head, ours), = found.values()  # fmt: skip
+    ((head, ours),) = found.values()
     assert len(head) == len(ours) == 10
     assert ours[6] == f"{details['measured_speedup']:.2f}"
     assert ours[9].split(", ") == [*details["auto"]["rounds"]][:3]

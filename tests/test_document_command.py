@@ -94,9 +94,11 @@ def test_a_kept_piece_shows_what_it_would_have_become(
     assert record.pop("text") == (here / "in.txt").read_text()
     assert (record["pieces"], record["changed"], len(record["kept"])) == (13, 0, 13)
     assert record["kept"][0] == {
-        "line": 1, "reason": "its output has an unknown character",
-        "source": "He go home[^1].", "refused": "He goes home[\ufffd1].",
-    }  # fmt: skip
+        "line": 1,
+        "reason": "its output has an unknown character",
+        "source": "He go home[^1].",
+        "refused": "He goes home[\ufffd1].",
+    }
     assert len(done.err) == 1
     written = call(*DOCUMENT, "--force", "--json", "--diff", "terminal").records
     assert [each["kept"] for each in written] == [record["kept"]] and "text" not in written[0]
@@ -135,8 +137,15 @@ def test_a_stopped_run_goes_on_where_it_was(call: Call, here: Path) -> None:
         left, least = left[: left.rindex(b"\n") + 1], left.count(b"\n") + 1
         assert least <= MANY + 1 and names(here) == {"in.txt", partial.name}
         assert json.loads(left.splitlines()[1]).keys() == {
-            "file", "start", "end", "line", "output", "reason", "refused", "retried",
-        }  # fmt: skip
+            "file",
+            "start",
+            "end",
+            "line",
+            "output",
+            "reason",
+            "refused",
+            "retried",
+        }
         partial.write_bytes(left + b'{"start": 3, "outp')
     done = call(*DOCUMENT, "--resume")
     assert done.code == 0, done.err

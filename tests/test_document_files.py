@@ -47,8 +47,9 @@ def test_a_folder_is_written_into_another_or_in_place(call: Call, here: Path) ->
     done = call("document", "in", "-o", "out", "--diff", "html")
     assert done.code == 0, done.err
     written = files(here / "out")
-    assert set(written) == {f"{name}{end}" for name in ("a.md", "deep/b.txt", "c.txt")
-                            for end in ("", ".diff.html")}  # fmt: skip
+    assert set(written) == {
+        f"{name}{end}" for name in ("a.md", "deep/b.txt", "c.txt") for end in ("", ".diff.html")
+    }
     assert written["a.md"].decode() == f"# Top\n\n{RIGHT}\n"
     summary = [line for line in done.err if re.match(r"in/\S+: \d of \d sentence", line)]
     assert len(summary) == 3 and summary[0].startswith("in/a.md: 1 of 1 sentence changed")
@@ -60,11 +61,13 @@ def test_a_folder_is_written_into_another_or_in_place(call: Call, here: Path) ->
     assert done.code == 0, done.err
     after = files(here / "in")
     assert {name: after[name] for name in before} == before | {
-        "a.md": written["a.md"], "deep/b.txt": written["deep/b.txt"],
-    }  # fmt: skip
+        "a.md": written["a.md"],
+        "deep/b.txt": written["deep/b.txt"],
+    }
     assert {name: after[name] for name in after if name not in before} == {
-        "a.md.bak": before["a.md"], "deep/b.txt.bak": before["deep/b.txt"],
-    }  # fmt: skip
+        "a.md.bak": before["a.md"],
+        "deep/b.txt.bak": before["deep/b.txt"],
+    }
 
 
 def test_only_force_replaces_a_backup_that_is_not_of_this_run(call: Call, here: Path) -> None:
@@ -98,13 +101,18 @@ def test_a_check_writes_nothing_and_says_by_its_exit_code_what_it_found(
     )
     assert all(line.startswith("in/") for line in done.out.splitlines()), "not the text"
     assert files(here / "in") == before and {path.name for path in here.iterdir()} <= {
-        "in", "weights", "cache", "stdin",
-    }  # fmt: skip
+        "in",
+        "weights",
+        "cache",
+        "stdin",
+    }
     assert call("document", "in/c.txt", "--check").code == 0
     records = call("document", "in", "--check", "--json").records
     assert [(each["file"], each["changed"]) for each in records] == [
-        ("in/a.md", 1), ("in/c.txt", 0), ("in/deep/b.txt", 1),
-    ]  # fmt: skip
+        ("in/a.md", 1),
+        ("in/c.txt", 0),
+        ("in/deep/b.txt", 1),
+    ]
     assert all("text" not in each for each in records)
 
 
@@ -114,8 +122,10 @@ def test_several_files_that_were_killed_go_on_where_they_were(call: Call, here: 
         (here / "in" / f"{i}.md").write_text(text)
     assert call("document", "in", "-o", "whole").code == 0
     whole, sources = files(here / "whole"), files(here / "in")
-    for place, partial in ((("-o", "out"), "out.partial.jsonl"),
-                           (("--in-place",), "in/.partial.jsonl")):  # fmt: skip
+    for place, partial in (
+        (("-o", "out"), "out.partial.jsonl"),
+        (("--in-place",), "in/.partial.jsonl"),
+    ):
         least = 8
         for more in ((), ("--resume",), ("--resume",)):
             process = start(here, "document", "in", *place, "--batch-size", "1", *more)
@@ -211,10 +221,16 @@ def test_all_makes_no_changes_that_were_held_back(
     monkeypatch: pytest.MonkeyPatch, answers: str, expected: str
 ) -> None:
     pieces = [
-        Piece(1, old, old if held else new, "unsure" if held else None, new if held else None,
-              start=2 * i)
+        Piece(
+            1,
+            old,
+            old if held else new,
+            "unsure" if held else None,
+            new if held else None,
+            start=2 * i,
+        )
         for i, (old, new, held) in enumerate(zip("abcde", "12345", (0, 1, 0, 1, 0), strict=True))
-    ]  # fmt: skip
+    ]
     left = iter(answers)
 
     def answer(_: str) -> str:
@@ -262,9 +278,11 @@ def test_subtitles_keep_times_tags_and_speakers(call: Call, here: Path) -> None:
         assert call("document", name, "-o", f"new-{name}").code == 0
     done = (here / "new-a.srt").read_bytes().decode()
     assert done == (
-        SRT.replace("She have a apple and", "She has an apple and").replace("she eat", "she eats")
-        .replace("He have", "He has").replace("I has", "I have")
-    )  # fmt: skip
+        SRT.replace("She have a apple and", "She has an apple and")
+        .replace("she eat", "she eats")
+        .replace("He have", "He has")
+        .replace("I has", "I have")
+    )
     assert (here / "new-b.vtt").read_text() == VTT.replace("<v Ann>She have a", "<v Ann>She has an")
 
 
@@ -286,8 +304,13 @@ def test_subtitles_have_no_marks_of_markdown_and_speakers_may_stand_in_tags() ->
     )
     form = read_file(text.encode(), "a.srt")
     assert form.text.split("\n") == [
-        "---", "- He have gone.", "- I has it.", "He go.", "I go.", "---",
-    ]  # fmt: skip
+        "---",
+        "- He have gone.",
+        "- I has it.",
+        "He go.",
+        "I go.",
+        "---",
+    ]
     assert form.rewritten(form.text).decode() == text
     words = form.text.replace("have", "has").replace("I go.", "I went.")
     assert form.rewritten(words).decode() == text.replace("have", "has").replace("I go.", "I went.")
@@ -299,8 +322,12 @@ def test_subtitles_have_no_marks_of_markdown_and_speakers_may_stand_in_tags() ->
 def test_a_cue_has_at_most_two_lines() -> None:
     form = read_file(SRT.encode(), "a.srt")
     assert form.text.split("\n") == [
-        "She have a apple and", "she eat it.", "- He have gone.", "- I has it.", "All is well.",
-    ]  # fmt: skip
+        "She have a apple and",
+        "she eat it.",
+        "- He have gone.",
+        "- I has it.",
+        "All is well.",
+    ]
     assert [form.number(line) for line in range(1, 6)] == [1, 2, 3, 3, 4]
     long = "word " * 12 + "end"
     shown = form.rewritten("\n".join([long, "short", "- one", "- two", "中文" * 20])).decode()

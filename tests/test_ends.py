@@ -121,11 +121,20 @@ def test_options_reach_the_decoder(call: Call, monkeypatch: pytest.MonkeyPatch) 
         patch.setattr(SpeculativeDecoder, "generate", noting)
         assert call("--prompt", TEXT, "--json", *SEVERAL, *MORE).code == 2
     assert GenerationOptions(**seen.pop()) == GenerationOptions(
-        repetition_penalty=3.0, no_repeat_ngram_size=1, min_tokens=30, suppress_tokens=[3, 5],
-        bad_words=["dog", "home"], logit_bias={31: -50.5, 7: float("-inf")},
-        forced_tokens=[83, 65], stop=["and", "is"], stop_token_ids=[3],
-        num_return_sequences=3, temperature=1.8, seed=2, scores=True,
-    )  # fmt: skip
+        repetition_penalty=3.0,
+        no_repeat_ngram_size=1,
+        min_tokens=30,
+        suppress_tokens=[3, 5],
+        bad_words=["dog", "home"],
+        logit_bias={31: -50.5, 7: float("-inf")},
+        forced_tokens=[83, 65],
+        stop=["and", "is"],
+        stop_token_ids=[3],
+        num_return_sequences=3,
+        temperature=1.8,
+        seed=2,
+        scores=True,
+    )
     monkeypatch.setattr(SpeculativeDecoder, "from_pretrained", noting)
     for command in (HOME, ("batch", "in.txt"), ("repl",), ("bench",)):
         assert call(*command, "--dtype", "float16", "--prefix", "do: ").code == 2

@@ -224,8 +224,12 @@ GREEDY = Groups([Sampler()])
 def test_leniency_accepts_near_ties_and_nothing_else() -> None:
     logits = mx.log(mx.array([[[0.5, 0.41, 0.09], [0.5, 0.41, 0.09]]]))  # 0.41 / 0.5 = 0.82
     for token, delta, expected in (
-        (1, 0.0, 0), (1, 0.17, 0), (1, 0.19, 1), (2, 0.19, 0), (2, 1.0, 2)
-    ):  # fmt: skip
+        (1, 0.0, 0),
+        (1, 0.17, 0),
+        (1, 0.19, 1),
+        (2, 0.19, 0),
+        (2, 1.0, 2),
+    ):
         found = Verifier(delta).choices(Draft(mx.array([[token]]), [1]), logits, GREEDY, None)
         assert found[0, 0].item() == expected
 

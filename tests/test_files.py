@@ -108,8 +108,10 @@ def test_shards_part_the_lines() -> None:
     whole = lines(content)
     parts = [lines(content, shard=f"{n}/3") for n in (1, 2, 3)]
     assert [[line.number for line in part] for part in parts] == [
-        [1, 4, 7, 10], [2, 5, 8, 11], [3, 6, 9],
-    ]  # fmt: skip
+        [1, 4, 7, 10],
+        [2, 5, 8, 11],
+        [3, 6, 9],
+    ]
     assert sorted((line for part in parts for line in part), key=lambda x: x.number) == whole
     assert [Shard(n, 3).size(11) for n in (1, 2, 3)] == [4, 4, 3]
     assert [Shard(n, 4).size(2) for n in (1, 2, 3, 4)] == [1, 1, 0, 0]
@@ -132,10 +134,18 @@ def test_lines_are_counted(tmp_path: Path) -> None:
 
 HEADER = {"text": "a1", "model": "b2"}
 PIECES: list[dict[str, Any]] = [
-    {"file": "f", "start": i, "end": i + 1, "line": 1, "output": f"\u2603 {i}", "reason": None,
-     "refused": None, "retried": None}
+    {
+        "file": "f",
+        "start": i,
+        "end": i + 1,
+        "line": 1,
+        "output": f"\u2603 {i}",
+        "reason": None,
+        "refused": None,
+        "retried": None,
+    }
     for i in range(3)
-]  # fmt: skip
+]
 
 
 def full(*_: object) -> int:

@@ -248,9 +248,13 @@ def test_a_logits_processor_sees_the_start_token_first(tmp_path: Path) -> None:
     decoder = SpeculativeDecoder.from_pretrained(tmp_path, None, dtype=mx.float32)
     for start in (0, 9):
         model.generate(
-            torch.tensor([SOURCES[0]]), max_new_tokens=4, do_sample=False, min_new_tokens=4,
-            decoder_start_token_id=start, logits_processor=LogitsProcessorList([there]),
-        )  # fmt: skip
+            torch.tensor([SOURCES[0]]),
+            max_new_tokens=4,
+            do_sample=False,
+            min_new_tokens=4,
+            decoder_start_token_id=start,
+            logits_processor=LogitsProcessorList([there]),
+        )
         decoder.generate(
             SOURCES[0],
             max_tokens=4,

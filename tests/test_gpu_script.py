@@ -66,9 +66,11 @@ def test_commands_are_understood() -> None:
 
 def test_the_check_of_commands_can_fail() -> None:
     for command in (
-        "-m speculative_t5 bench --no-such-option", "-m speculative_t5 bench --acceptance much",
-        "scripts/benchmarks/compare.py shape t5-base --only nothing", "-m pytest --no-such-option",
-    ):  # fmt: skip
+        "-m speculative_t5 bench --no-such-option",
+        "-m speculative_t5 bench --acceptance much",
+        "scripts/benchmarks/compare.py shape t5-base --only nothing",
+        "-m pytest --no-such-option",
+    ):
         with pytest.raises((ArgumentError, AssertionError)):
             understand(("python", *command.split()))
 

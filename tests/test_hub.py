@@ -251,9 +251,13 @@ def test_models_are_loaded_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) ->
     (folder / "evil.py").write_text("not needed")
     assert load("someone/tiny-gemma")[0].info.eos_token_ids == {0, 7}
     assert hub.downloads() == [
-        "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
-        "tokenizer.json", "tokenizer_config.json",
-    ]  # fmt: skip
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
     with refused(
         "no model on this machine .* .found: correct-base, correct-draft, .*no such repo",
         "'someone/els",

@@ -147,8 +147,11 @@ def test_heads_without_a_kernel_are_padded_on_a_gpu(
         draft.recompile()
         model.recompile()
         sessions = draft.start_both(PROMPTS)[:2] if sharing else draft.start(PROMPTS)[:1]
-        return [session.step(tokens[:, part]) for part in (slice(3), slice(3, 4))
-                for session in sessions]  # fmt: skip
+        return [
+            session.step(tokens[:, part])
+            for part in (slice(3), slice(3, 4))
+            for session in sessions
+        ]
 
     before, expected, sample = model.fingerprint, logits(), sample_weights(model)
     monkeypatch.setattr(device, "on_cpu", lambda: False)

@@ -101,8 +101,11 @@ def test_rows_are_skipped_only_where_they_do_not_match() -> None:
         return Row(row.pattern, row.forms, row.wrong, frozenset())
 
     sentences = (REPOSITORY / "tests" / "sentences.txt").read_text().splitlines()
-    texts = [side for line in (REPOSITORY / "tests" / "learners.tsv").read_text().splitlines()
-             for side in line.split("\t")]  # fmt: skip
+    texts = [
+        side
+        for line in (REPOSITORY / "tests" / "learners.tsv").read_text().splitlines()
+        for side in line.split("\t")
+    ]
     for table in TABLES:
         slow = Table(table.meaning, table.text, table.needs)
         object.__setattr__(slow, "rows", tuple(map(everywhere, table.rows)))
@@ -212,8 +215,10 @@ def test_other_corrections_are_made_unless_they_are_close(
         ("He go and sees him.", "He goes and see him."),
     ]  # fmt: skip
     assert targets(tokenizer, pairs, "goes", 0.5) == [
-        "He go and sees him.", "He go home, and then we see him.", "He go if we see him."
-    ]  # fmt: skip
+        "He go and sees him.",
+        "He go home, and then we see him.",
+        "He go if we see him.",
+    ]
     # Right text is left to be learnt.
     assert targets(tokenizer, [("We see him.", "We see him.")], "see him", 0.5) == ["We see him."]
 
@@ -235,9 +240,14 @@ def test_texts_are_counted_by_what_became_of_them() -> None:
         "2 right ones: 1 unchanged, 1 wrong words after",
     ]
     assert listing(judged[4:]) == [
-        "", "   text  He go home.", "   good  He goes home.", "1 > 3  She go to home.",
-        "", "   good  It is 9:30.", "0 > 1  It is 9.",
-    ]  # fmt: skip
+        "",
+        "   text  He go home.",
+        "   good  He goes home.",
+        "1 > 3  She go to home.",
+        "",
+        "   good  It is 9:30.",
+        "0 > 1  It is 9.",
+    ]
 
 
 def test_corrections_are_told_by_their_place_and_words() -> None:

@@ -163,12 +163,19 @@ def test_lines_of_html_are_numbered_as_in_the_file() -> None:
 
 def test_what_stands_around_a_speech_is_found_from_both_ends() -> None:
     for before, words, behind in (
-        ("<i>", "He go home.", "</i>"), ("{\\an8}\u266a ", "La la", " \u266a"),
-        ("", "a <i>b</i> c", ""), ("<i><b>", "a", " </b></i>"), ("", "a", " </ b</i >"),
-        ("", "a < b", "</i >"), ("", "a </b", ""), ("", "a </b> c", ""),
-        ("", "a" + " " * 60_000 + "b", ""), ("<i>", "", ""), ("", "1 < 2 > 3", ""),
+        ("<i>", "He go home.", "</i>"),
+        ("{\\an8}\u266a ", "La la", " \u266a"),
+        ("", "a <i>b</i> c", ""),
+        ("<i><b>", "a", " </b></i>"),
+        ("", "a", " </ b</i >"),
+        ("", "a < b", "</i >"),
+        ("", "a </b", ""),
+        ("", "a </b> c", ""),
+        ("", "a" + " " * 60_000 + "b", ""),
+        ("<i>", "", ""),
+        ("", "1 < 2 > 3", ""),
         ("", "a", "</b </i>"),
-    ):  # fmt: skip
+    ):
         cue = f"1\n00:00:01,000 --> 00:00:02,000\n{before}{words}{behind}\n"
         form = read_file(cue.encode(), "a.srt")
         assert form.text == words

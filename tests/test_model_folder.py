@@ -152,8 +152,12 @@ def test_a_tasks_options_come_over_those_for_all_prompts(tmp_path: Path) -> None
     found = read_task(folder, "stories")
     assert found.prefix is None
     assert found.options == {
-        "temperature": 0.7, "top_k": 9, "top_p": 0.9, "forced_tokens": (7,), "max_tokens": 40,
-    }  # fmt: skip
+        "temperature": 0.7,
+        "top_k": 9,
+        "top_p": 0.9,
+        "forced_tokens": (7,),
+        "max_tokens": 40,
+    }
     raw = {"min_p": 0.0, "sequence_bias": [], "top_h": None, "stop_strings": ["\n"]}
     defaults.write_text(json.dumps(raw))
     assert read_task(folder).options == {"stop": ["\n"]}
@@ -161,9 +165,13 @@ def test_a_tasks_options_come_over_those_for_all_prompts(tmp_path: Path) -> None
     found = read_task(folder, "summarization")
     assert found.prefix == "summarize: "
     assert found.options == {
-        "num_beams": 4, "length_penalty": 2.0, "early_stopping": True, "no_repeat_ngram_size": 3,
-        "max_tokens": 199, "min_tokens": 29,
-    }  # fmt: skip
+        "num_beams": 4,
+        "length_penalty": 2.0,
+        "early_stopping": True,
+        "no_repeat_ngram_size": 3,
+        "max_tokens": 199,
+        "min_tokens": 29,
+    }
     for task, message in (("summarisation", "summarization"), ("groups", "num_beam_groups 2")):
         with refused(message):
             read_task(folder, task)
@@ -277,21 +285,31 @@ SPOILED: dict[str, list[tuple[Any, str]]] = {
         (lambda s: shard(s).unlink(), r"model-00002-of-\d+.safetensors, named by .*, is missing"),
         (lambda s: shard(s).write_bytes(shard(s).read_bytes()[:-9]), "truncated or damaged"),
         (lambda s: shard(s).write_bytes(POINTER), "model-00002-.* is a Git LFS pointer.*: run git"),
-        (lambda s: edit_index(s, lambda m: m.update(more=shard(s).name)),
-         "says that more is in model-00002.*, which does not have it"),
-        (lambda s: edit_index(s, lambda m: m.update(more="/etc/passwd")),
-         "names the shard '/etc/passwd', expected a file's name alone"),
+        (
+            lambda s: edit_index(s, lambda m: m.update(more=shard(s).name)),
+            "says that more is in model-00002.*, which does not have it",
+        ),
+        (
+            lambda s: edit_index(s, lambda m: m.update(more="/etc/passwd")),
+            "names the shard '/etc/passwd', expected a file's name alone",
+        ),
         (lambda s: edit_index(s, lambda m: m.clear()), "is not an index of shards"),
         (lambda s: next(s.glob("*.index.json")).write_text("[]"), "holds a list, expected an obj"),
-        (lambda s: [path.rename(s / "tf_model.h5") for path in s.glob("model*")],
-         "expected model.safetensors .*, found tf_model.h5"),
+        (
+            lambda s: [path.rename(s / "tf_model.h5") for path in s.glob("model*")],
+            "expected model.safetensors .*, found tf_model.h5",
+        ),
         (lambda s: (s / "config.json").unlink(), "is not a model folder: it has no config.json"),
         (lambda s: (s / "config.json").write_text("[" * 200_000), "config.json is not JSON"),
-        (lambda s: (s / "tokenizer_config.json").write_text('{"extra_ids": 1000000000}'),
-         "extra_ids in .* is 1000000000, expected an integer from 0 to 10000"),
+        (
+            lambda s: (s / "tokenizer_config.json").write_text('{"extra_ids": 1000000000}'),
+            "extra_ids in .* is 1000000000, expected an integer from 0 to 10000",
+        ),
         (lambda s: (s / "spiece.model").unlink(), "no tokenizer in"),
-        (lambda s: [edit_json(s / name, eos_token_id=5) for name in CONFIGS],
-         "has the EOS id 1, the model 5"),
+        (
+            lambda s: [edit_json(s / name, eos_token_id=5) for name in CONFIGS],
+            "has the EOS id 1, the model 5",
+        ),
     ],
     "converted": [
         (lambda f: (f / "weights.npz").unlink(), "no weights in .*: expected model.safetensors"),
@@ -301,16 +319,26 @@ SPOILED: dict[str, list[tuple[Any, str]]] = {
         (flip_a_byte, "weights.npz is truncated or damaged"),
         (lambda f: edit_json(f / "config.json", model_type="gpt2"), "this is a gpt2"),
         (lambda f: edit_json(f / "config.json", num_layers=256), "has no tensor encoder.layers"),
-        *((lambda f, name=name: edit_json(f / "config.json", **{name: 2**24}), "shape|in config.")
-          for name in "d_model d_ff vocab_size num_heads relative_attention_num_buckets".split()),
+        *(
+            (lambda f, name=name: edit_json(f / "config.json", **{name: 2**24}), "shape|in config.")
+            for name in "d_model d_ff vocab_size num_heads relative_attention_num_buckets".split()
+        ),
     ],
     "madlad400": [
-        (lambda f: edit_tensors(f, lambda t: t.update(x=t.pop("encoder.final_layer_norm.weight"))),
-         "has no tensor encoder.final_layer_norm.weight, expected one of shape"),
-        (lambda f: edit_tensors(f, lambda t: t.update({DEEP: torch.ones(2)})),  # nor is the depth
-         r"has no tensor encoder.block.2.layer"),
+        (
+            lambda f: edit_tensors(
+                f, lambda t: t.update(x=t.pop("encoder.final_layer_norm.weight"))
+            ),
+            "has no tensor encoder.final_layer_norm.weight, expected one of shape",
+        ),
+        (
+            lambda f: edit_tensors(
+                f, lambda t: t.update({DEEP: torch.ones(2)})
+            ),  # nor is the depth
+            r"has no tensor encoder.block.2.layer",
+        ),
     ],
-}  # fmt: skip
+}
 CASES = [(folder, *case) for folder, cases in SPOILED.items() for case in cases]
 
 

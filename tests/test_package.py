@@ -181,8 +181,9 @@ for line in open("/proc/self/maps"):
 """
     state, library = python(code)
     assert state == "loaded"
-    assert library.startswith("_products" if any(libraries.FOLDER.glob("_products*.so"))
-                              else "_openblas")  # fmt: skip
+    assert library.startswith(
+        "_products" if any(libraries.FOLDER.glob("_products*.so")) else "_openblas"
+    )
 
 
 @pytest.mark.linux
@@ -273,8 +274,11 @@ def test_threads_are_as_the_environment_says_or_the_quota_of_a_container(
     monkeypatch.setattr(libraries, "CPU_MAX", tmp_path / "cpu.max")
     assert libraries.num_threads() == 64, "no control groups"
     for quota, threads in (
-        ("200000 100000", 2), ("150000 100000", 2), ("max 100000", 64), ("nonsense", 64),
-    ):  # fmt: skip
+        ("200000 100000", 2),
+        ("150000 100000", 2),
+        ("max 100000", 64),
+        ("nonsense", 64),
+    ):
         (tmp_path / "cpu.max").write_text(f"{quota}\n")
         assert libraries.num_threads() == threads, quota
 

@@ -39,16 +39,31 @@ def own_copy(folder: Path, *, rows: int = 10**6, level: int = 2) -> Product:
     library.cblas_sgemm.argtypes = SGEMM
 
     def multiply(
-        x: np.ndarray, w: np.ndarray, transposed: bool = True, alpha: float = 1.0,
-        beta: float = 0.0, y: np.ndarray | None = None,
-    ) -> np.ndarray:  # fmt: skip
+        x: np.ndarray,
+        w: np.ndarray,
+        transposed: bool = True,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        y: np.ndarray | None = None,
+    ) -> np.ndarray:
         (m, k), n = x.shape, w.shape[0] if transposed else w.shape[1]
         out = np.full((m, n), np.nan, np.float32) if y is None else y.astype(np.float32)
         library.cblas_sgemm(
-            ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE if transposed else NO_TRANSPOSE, m, n, k, alpha,
-            x.ctypes.data, x.strides[0] // 4, w.ctypes.data, w.strides[0] // 4, beta,
-            out.ctypes.data, n,
-        )  # fmt: skip
+            ROW_MAJOR,
+            NO_TRANSPOSE,
+            TRANSPOSE if transposed else NO_TRANSPOSE,
+            m,
+            n,
+            k,
+            alpha,
+            x.ctypes.data,
+            x.strides[0] // 4,
+            w.ctypes.data,
+            w.strides[0] // 4,
+            beta,
+            out.ctypes.data,
+            n,
+        )
         return out
 
     multiply.library = library  # type: ignore[attr-defined]
@@ -107,9 +122,20 @@ def test_other_layouts_work_without_a_library(order: int, product: Product) -> N
         lda, ldb, ldc = (max(s.strides) // 4 for s in (a, b, out))
         transposes = [TRANSPOSE if flip else NO_TRANSPOSE for flip in flips]
         product.library.cblas_sgemm(  # type: ignore[attr-defined]
-            order, *transposes, m, n, k, 1.0, a.ctypes.data, lda, b.ctypes.data, ldb, 0.0,
-            out.ctypes.data, ldc,
-        )  # fmt: skip
+            order,
+            *transposes,
+            m,
+            n,
+            k,
+            1.0,
+            a.ctypes.data,
+            lda,
+            b.ctypes.data,
+            ldb,
+            0.0,
+            out.ctypes.data,
+            ldc,
+        )
         assert close(out, x, w)
 
 

@@ -47,9 +47,12 @@ def say(repl: Conversation, monkeypatch: pytest.MonkeyPatch) -> Say:
 
 def test_options_are_set_by_name(repl: Conversation, say: Say) -> None:
     for line, shown in (
-        ("num_draft 8", "num_draft = 8"), ("--delta 0.2", "delta = 0.2"), ("top-k=5", "top_k = 5"),
-        ("num_draft auto", "num_draft = auto"), ("num_draft 2", "num_draft = 2"),
-    ):  # fmt: skip
+        ("num_draft 8", "num_draft = 8"),
+        ("--delta 0.2", "delta = 0.2"),
+        ("top-k=5", "top_k = 5"),
+        ("num_draft auto", "num_draft = auto"),
+        ("num_draft 2", "num_draft = 2"),
+    ):
         assert say(f"/set {line}") == [shown]
     say(PROMPT)
     assert max(repl.done[-1].num_draft) == 2
@@ -134,8 +137,9 @@ def test_an_interrupted_output_leaves_the_session_as_it_was(
 ) -> None:
     # While an output is shown, and while "auto" begins before it.
     for module, name, line in (
-        (terminal, "show", PROMPT), (SpeculativeDecoder, "stream", PROMPT),
-    ):  # fmt: skip
+        (terminal, "show", PROMPT),
+        (SpeculativeDecoder, "stream", PROMPT),
+    ):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(module, name, Mock(side_effect=KeyboardInterrupt))
             repl.handle(line)

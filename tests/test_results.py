@@ -80,11 +80,13 @@ def test_a_generation_is_plain_data_whose_repr_stays_short() -> None:
 
 
 DONE = Generation(
-    'He <b>is</b> & "was"\nhere.', [5, 6, 7, 8, 9, 10, 11, 12], "eos",
+    'He <b>is</b> & "was"\nhere.',
+    [5, 6, 7, 8, 9, 10, 11, 12],
+    "eos",
     Stats((3, 3, 3), (3, 3, 3), (1, 3, 2), emitted=9, seconds=0.5),
     ("He", " <b>", "is", "</b>", " &", ' "was"', "\nhere", "."),
     tuple((0.5, 0.25) for _ in range(8)),
-)  # fmt: skip
+)
 
 
 def test_texts_of_streams_and_outputs_are_the_same() -> None:
@@ -112,10 +114,15 @@ def tokens(done: Generation) -> list[tuple[str | None, str | None, str]]:
 
 def test_each_token_is_shaded_by_its_origin() -> None:
     assert [token[:2] for token in tokens(DONE)] == [
-        ("accepted", "He"), ("recovered", " <b>"),
-        ("accepted", "is"), ("accepted", "</b>"), ("accepted", " &"), ("bonus", ' "was"'),
-        ("accepted", "\nhere"), ("accepted", "."),
-    ]  # fmt: skip
+        ("accepted", "He"),
+        ("recovered", " <b>"),
+        ("accepted", "is"),
+        ("accepted", "</b>"),
+        ("accepted", " &"),
+        ("bonus", ' "was"'),
+        ("accepted", "\nhere"),
+        ("accepted", "."),
+    ]
     bare = Generation("", [5, 6], "length", Stats((1,), (1,), (1,), 2, 0.1))
     assert [text for _, text, _ in tokens(bare)] == [" 5", " 6"], "ids without a tokenizer"
 

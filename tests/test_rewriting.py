@@ -78,9 +78,11 @@ def test_pieces_that_cannot_be_read_do_not_go_through_the_model() -> None:
     done = fixed(text, decoder, by="paragraph")
     assert done.text == text.replace("He go", "He goes")
     assert [(p.line, p.status, p.reason) for p in done.pieces] == [
-        (1, "changed", None), (1, "kept", "the model's vocabulary lacks \u2603"),
-        (2, "kept", "it has 13 tokens, more than the model reads"), (2, "changed", None),
-    ]  # fmt: skip
+        (1, "changed", None),
+        (1, "kept", "the model's vocabulary lacks \u2603"),
+        (2, "kept", "it has 13 tokens, more than the model reads"),
+        (2, "changed", None),
+    ]
     assert sorted(decoder.read) == ["He go home.", "He go out."]
 
 
@@ -189,12 +191,17 @@ def test_what_cannot_be_rewritten_is_refused() -> None:
     cases: list[tuple[Any, Any, dict[str, Any], str]] = [
         (decoder, "x", {name: value}, found)
         for name, value, found in (
-            ("by", "word", "'word'"), ("language", "xx", "'xx'"), ("language", 1, "language 1"),
-            ("max_tokens", 0, "got 0"), ("piece_tokens", 1, "got 1"), ("batch_size", 0, "got 0"),
-            ("min_similarity", 1.5, "1.5"), ("min_similarity", "a", "'a'"),
+            ("by", "word", "'word'"),
+            ("language", "xx", "'xx'"),
+            ("language", 1, "language 1"),
+            ("max_tokens", 0, "got 0"),
+            ("piece_tokens", 1, "got 1"),
+            ("batch_size", 0, "got 0"),
+            ("min_similarity", 1.5, "1.5"),
+            ("min_similarity", "a", "'a'"),
             ("min_probability", -0.1, "-0.1"),
         )
-    ]  # fmt: skip
+    ]
     cases += [(decoder, b"x", {}, "bytes"), (decoder, "\udcff", {}, "0xff")]
     cases += [(SpeculativeDecoder(tiny_model()), "He go.", {}, "has none")]
     for each, text, options, found in cases:
@@ -307,10 +314,16 @@ def damaged(text: str, rng: random.Random) -> str:
 def structure(text: str) -> list[Any]:
     """The blocks of a text, where they are, and what stands in those that are no text."""
     return [
-        (each.type, each.markup, each.info, each.level, each.map,
-         each.content if each.type in ("fence", "code_block") else "")
+        (
+            each.type,
+            each.markup,
+            each.info,
+            each.level,
+            each.map,
+            each.content if each.type in ("fence", "code_block") else "",
+        )
         for each in BLOCKS.parse(text)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("least", [0, 0.75])
@@ -353,8 +366,9 @@ def test_lines_stand_side_by_side_with_what_changed(done: Rewritten) -> None:
         for row in table.iter("tr")
     ]
     assert rows[1] == (
-        "changed", ["1", '<b>He</b> go & "see" them.', "1", '<b>He</b> goes & "see" them.'],
-    )  # fmt: skip
+        "changed",
+        ["1", '<b>He</b> go & "see" them.', "1", '<b>He</b> goes & "see" them.'],
+    )
     (kept,) = [row for row in rows if row[0] == "kept"]
     assert kept[1][1] == "She <i>\u2603</i> go."
     assert kept[1][3] == kept[1][1] + "kept: the model's vocabulary lacks \u2603"

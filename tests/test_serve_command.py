@@ -204,8 +204,9 @@ def test_a_server_that_cannot_decode_any_more_ends(
     assert done.code == 1 and line.startswith("error: ")
     check_message(line.removeprefix("error: "), "the device is lost")
     assert [record.message for record in caplog.records] == [
-        "a round has failed", "the decoding thread has ended",
-    ]  # fmt: skip
+        "a round has failed",
+        "the decoding thread has ended",
+    ]
 
 
 def is_stopping(client: httpx.Client) -> bool:

@@ -47,7 +47,17 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
 
 WRONG: dict[str, list[Any]] = {
     "prompt": [
-        None, "", [], ["a", ""], 5, {"text": "a"}, ["a", 1], [True], [1.5], [["a"]], [100],
+        None,
+        "",
+        [],
+        ["a", ""],
+        5,
+        {"text": "a"},
+        ["a", 1],
+        [True],
+        [1.5],
+        [["a"]],
+        [100],
         [10**30],
     ],
     "n": [0, 2],
@@ -61,7 +71,12 @@ WRONG: dict[str, list[Any]] = {
     "suppress_tokens": [[5] * 10_001],
     "stop_token_ids": ["5", [True], [{"a": 1}]],
     "logit_bias": [
-        {str(i): 1 for i in range(1001)}, {"x": 1}, {"-1": 1}, {"5": "1"}, {"5": 10**400}, [[5, 1]],
+        {str(i): 1 for i in range(1001)},
+        {"x": 1},
+        {"-1": 1},
+        {"5": "1"},
+        {"5": 10**400},
+        [[5, 1]],
     ],
     "bad_words": [["b"] * 101, ["b" * 501], [[5] * 501], [[1, "a"]], [5], [[]]],
     "repetition_penalty": [0],
@@ -79,7 +94,7 @@ WRONG: dict[str, list[Any]] = {
     "frequency_penalty": [-1],
     "logprobs": [-1, 6, True, 1.0, "2"],
     "num_beams": [4],
-}  # fmt: skip
+}
 
 
 TOGETHER: list[tuple[dict[str, Any], str | None]] = [
@@ -127,10 +142,22 @@ def test_a_wrong_field_is_named(served: Served) -> None:
 
 def test_a_body_that_is_not_json_is_refused(served: Served) -> None:
     for body in (
-        b"", b"{", b"[1]", b"5", b"null", b'"a"', b"{}{}", b'{"prompt": "a",}', b"\xff\xfe",
-        b'{"prompt": "\xff"}', b'{"temperature": NaN, "prompt": "a"}', b"[" * 16_000,
-        b'{"prompt": ' + b"[" * 16_000 + b"]" * 16_000 + b"}", b"9" * 9_000, b"a=b&c=d",
-    ):  # fmt: skip
+        b"",
+        b"{",
+        b"[1]",
+        b"5",
+        b"null",
+        b'"a"',
+        b"{}{}",
+        b'{"prompt": "a",}',
+        b"\xff\xfe",
+        b'{"prompt": "\xff"}',
+        b'{"temperature": NaN, "prompt": "a"}',
+        b"[" * 16_000,
+        b'{"prompt": ' + b"[" * 16_000 + b"]" * 16_000 + b"}",
+        b"9" * 9_000,
+        b"a=b&c=d",
+    ):
         check_error(served.client.post("/v1/completions", content=body), 400)
     content = '{"prompt": "a", "seed": %s}' % ("9" * 5000)
     error = check_error(served.client.post("/v1/completions", content=content), 400)
@@ -203,9 +230,12 @@ def test_names_in_messages_are_short(served: Served) -> None:
 def test_a_limit_beyond_the_context_is_cut_and_none_is_none(served: Served) -> None:
     served.service.forget_calls()
     for fields, tokens in (
-        ({"max_tokens": 10**400}, 4096), ({"max_tokens": 4097}, 4096), ({"max_tokens": -1}, 4096),
-        ({"max_tokens": 7}, 7), ({"max_tokens": None}, 256),
-    ):  # fmt: skip
+        ({"max_tokens": 10**400}, 4096),
+        ({"max_tokens": 4097}, 4096),
+        ({"max_tokens": -1}, 4096),
+        ({"max_tokens": 7}, 7),
+        ({"max_tokens": None}, 256),
+    ):
         assert served.post(prompt="a", **fields).status_code == 200
         assert served.service.last_call().options.max_tokens == tokens
     chat = {"messages": [USER], "max_completion_tokens": 5000, "max_tokens": -1}
@@ -257,9 +287,11 @@ def test_a_body_without_a_length_is_refused_before_it_is_read() -> None:
 def test_a_compressed_body_is_inflated_only_so_far(served: Served) -> None:
     body = json.dumps({"prompt": "a b c"}).encode()
     for name, made in (
-        ("gzip", gzip.compress(body)), ("X-GZIP", gzip.compress(body)),
-        ("deflate", zlib.compress(body)), ("identity", body),
-    ):  # fmt: skip
+        ("gzip", gzip.compress(body)),
+        ("X-GZIP", gzip.compress(body)),
+        ("deflate", zlib.compress(body)),
+        ("identity", body),
+    ):
         headers = {"Content-Encoding": name}
         answer = served.client.post("/v1/completions", content=made, headers=headers)
         assert answer.json()["choices"][0]["text"] == "A B C"

@@ -57,9 +57,20 @@ def test_the_page_loads_nothing_and_its_policy_allows_nothing_else(server: Serve
 def test_fields_have_labels_and_nothing_is_inline() -> None:
     fields = re.findall(r'<(?:input|textarea|select)[^>]* id="(\w+)"', PAGE_HTML)
     assert fields == [
-        "mode_correct", "mode_translate", "mode_try", "prompt", "file", "models", "language",
-        "from", "to", "max_tokens", "temperature", "speculative", "key",
-    ]  # fmt: skip
+        "mode_correct",
+        "mode_translate",
+        "mode_try",
+        "prompt",
+        "file",
+        "models",
+        "language",
+        "from",
+        "to",
+        "max_tokens",
+        "temperature",
+        "speculative",
+        "key",
+    ]
     labels = re.findall(r"<label.*?</label>", PAGE_HTML, re.DOTALL)
     for field in fields:
         assert any(f'for="{field}"' in each or f'id="{field}"' in each for each in labels), field
@@ -154,15 +165,20 @@ def test_output_arrives_shaded_by_origin(page: Any, logged: list[str], server: S
         "return [e.tagName, e.textContent, e.className, e.title, style.backgroundColor]})"
     )
     assert [span[:3] for span in shown] == [
-        ["SPAN", "He", "accepted"], ["SPAN", " <b>is</b>", "accepted"], ["SPAN", " &", "recovered"],
-        ["SPAN", " here", "accepted"], ["SPAN", " \u2603", "bonus"],
+        ["SPAN", "He", "accepted"],
+        ["SPAN", " <b>is</b>", "accepted"],
+        ["SPAN", " &", "recovered"],
+        ["SPAN", " here", "accepted"],
+        ["SPAN", " \u2603", "bonus"],
         ["SPAN", "\n<img src=x onerror=alert(1)>", "accepted"],
-    ]  # fmt: skip
+    ]
     assert shown[2][3] == "pass 1: recovered" and shown[-1][3] == "pass 3: accepted"
     assert len({span[4] for span in shown}) == 3
     assert [text(page, id) for id in ("acceptance", "per_pass", "speed")] == [
-        "63 %", "2.67", "11",
-    ]  # fmt: skip
+        "63 %",
+        "2.67",
+        "11",
+    ]
     assert not logged
 
 

@@ -397,8 +397,10 @@ def test_a_long_text_is_corrected_by_the_shipped_model(
             page.locator("#sure input").nth(place).press("Space")
         name, downloaded = download(page)
     assert "".join(sent for sent, _ in answers) == whole and len(answers) > 5
-    wanted = [[each for each in found["matches"] if "Held back" not in each["message"]]
-              for _, found in answers]  # fmt: skip
+    wanted = [
+        [each for each in found["matches"] if "Held back" not in each["message"]]
+        for _, found in answers
+    ]
     assert sum(map(len, wanted)) > 100
     every = [(place, each) for place, some in enumerate(wanted) for each in some]
     for place, each in (every[3], every[-2]):

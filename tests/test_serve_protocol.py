@@ -115,8 +115,10 @@ def test_a_stream_has_rounds_then_the_end_then_usage(served: Served) -> None:
     assert len({part["id"] for part in found}) == 1
     choices = [choice for part in found for choice in part["choices"]]
     assert [(each["text"], each["finish_reason"]) for each in choices] == [
-        ("A B", None), (" C", None), ("", "stop"),
-    ]  # fmt: skip
+        ("A B", None),
+        (" C", None),
+        ("", "stop"),
+    ]
     last = json.loads(usage)
     assert last["choices"] == []
     assert last["usage"] == {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}
@@ -198,8 +200,10 @@ def test_a_t5_answers_the_last_message_of_the_user(served: Served) -> None:
     *parts_found, done = served.events(path, messages=messages)
     deltas = [json.loads(part)["choices"][0]["delta"] for part in parts_found]
     assert deltas == [
-        {"role": "assistant", "content": ""}, {"content": "HOW NOW"}, {},
-    ]  # fmt: skip
+        {"role": "assistant", "content": ""},
+        {"content": "HOW NOW"},
+        {},
+    ]
     assert json.loads(parts_found[0])["object"] == "chat.completion.chunk" and done == "[DONE]"
 
 
@@ -254,9 +258,11 @@ def test_metrics_count_requests_tokens_and_times() -> None:
     }
     requests = {key[1:]: value for key, value in found.items() if key[0] == "requests_total"}
     assert requests == {
-        ("/v1/completions", "200"): 3, ("/v1/completions", "400"): 1, ("/v1/models", "200"): 1,
+        ("/v1/completions", "200"): 3,
+        ("/v1/completions", "400"): 1,
+        ("/v1/models", "200"): 1,
         ("other", "404"): 1,
-    }  # fmt: skip
+    }
     figures = {
         "ready": 1, "queued": 2, "rows": 3, "rounds_total": 40, "drafted_total": 50,
         "accepted_total": 30, "emitted_total": 90, "prompt_tokens_total": 70, "failures_total": 1,

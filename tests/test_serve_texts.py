@@ -183,8 +183,9 @@ def test_what_was_held_back_is_shown_to_the_picky() -> None:
     (match,) = texts.check(text)
     first, second = texts.check(text, level="picky")
     assert second == match and applied(text, [first, second]) == "Nothing. He goes."
-    assert first["message"].endswith("Held back: its output is too different, with a similarity "
-                                     "of 0.26.")  # fmt: skip
+    assert first["message"].endswith(
+        "Held back: its output is too different, with a similarity of 0.26."
+    )
     assert texts.check("", level="picky") == []
     texts.decoder.answer = lambda s: ""
     assert texts.check(text, level="picky") == [], "nothing can take its place"
@@ -208,10 +209,19 @@ def test_languages_and_wrong_fields_are_refused_in_one_line() -> None:
         ({"text": 3}, "text must be text, got 3"),
         ({"data": '{"text": "a"}'}, "there are both text and data"),
         ({"text": "", "data": '{"text": "a", "annotation": []}'}, "data has both text and annot"),
-        *(({"text": "", "data": data}, "data must be an object with text, or with a list")
-          for data in ("{", "[]", "{}", '{"text": 3}', '{"annotation": [3]}',
-                       '{"annotation": [{}]}', {"annotation": [{"markup": 1}]})),
-    )  # fmt: skip
+        *(
+            ({"text": "", "data": data}, "data must be an object with text, or with a list")
+            for data in (
+                "{",
+                "[]",
+                "{}",
+                '{"text": 3}',
+                '{"annotation": [3]}',
+                '{"annotation": [{}]}',
+                {"annotation": [{"markup": 1}]},
+            )
+        ),
+    )
     for fields, wrong in cases:
         with pytest.raises(Refused, match=re.escape(wrong)) as refused:
             texts.check("a", **fields)
@@ -279,11 +289,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
         "correct-base": DecoderOptions(),
         "tiny": DecoderOptions(model=str(make_translator(tmp_path_factory.mktemp("tiny")))),
     }
-    return Models([
-        Model(name, lambda options=options: Service(options.load),  # type: ignore[misc]
-              lambda options=options: read_tokenizer(locate(options.model)))  # type: ignore[misc]
-        for name, options in own.items()
-    ])  # fmt: skip
+    return Models([offered(name, options) for name, options in own.items()])
+
+
+def offered(name: str, options: DecoderOptions) -> Model:
+    return Model(name, lambda: Service(options.load), lambda: read_tokenizer(locate(options.model)))
 
 
 @pytest.fixture(scope="module")
@@ -378,10 +388,11 @@ def test_clients_of_libretranslate_translate_texts(server: Served, translator: A
         ({"target": "tlh"}, "target is 'tlh', which is not among the model's languages"),
         ({"target": "x" * 500}, f"target is '{'x' * 27}...{'x' * 28}', which names no language"),
         ({"source": "x" * 500}, f"source is '{'x' * 27}...{'x' * 28}', which names no language"),
-        ({"target": None}, "target must be text"), ({"q": 3}, "q must be a text or a list of"),
+        ({"target": None}, "target must be text"),
+        ({"q": 3}, "q must be a text or a list of"),
         ({"format": "pdf"}, "format must be text or html"),
         ({"model": "absent"}, "there is no model 'absent' here: use 'correct-base' or 'tiny'"),
-    ):  # fmt: skip
+    ):
         response = server.post("/translate", **fields | changes)
         assert response.status_code in (400, 404) and wrong in response.json()["error"]
         check_message(response.json()["error"])
@@ -420,9 +431,12 @@ def test_languages_are_told_among_those_that_are_served(server: Served) -> None:
         return server.post("/detect", q=text).json()  # type: ignore[no-any-return]
 
     for text, code, least in (
-        ("Das ist ein Haus.", "de", 99), ("Guten Tag.", "de", 80), ("Bonjour !", "fr", 40),
-        ("Vielen Dank.", "de", 40), ("Je ne sais pas.", "fr", 95),
-    ):  # fmt: skip
+        ("Das ist ein Haus.", "de", 99),
+        ("Guten Tag.", "de", 80),
+        ("Bonjour !", "fr", 40),
+        ("Vielen Dank.", "de", 40),
+        ("Je ne sais pas.", "fr", 95),
+    ):
         best, *others = found = detect(text)
         assert best["language"] == code and best["confidence"] >= least and len(others) == 2
         assert {each["language"] for each in found} == {"en", "de", "fr"}
@@ -469,9 +483,11 @@ def test_a_translation_of_html_keeps_its_tags() -> None:
     fields = {"q": "<h1>Tag</h1><p>Das ist ein <b>gutes Haus</b>.", "source": "de", "target": "en"}
     found = translate(fields | {"format": "html"}, texts)  # type: ignore[arg-type]
     assert found == {
-        "translatedText": "<h1>Day</h1><p>That is a <b>good house.</b>", "kept": [],
-        "warnings": {"incompleteResults": False}, "passages": 2,
-    }  # fmt: skip
+        "translatedText": "<h1>Day</h1><p>That is a <b>good house.</b>",
+        "kept": [],
+        "warnings": {"incompleteResults": False},
+        "passages": 2,
+    }
 
 
 def test_models_say_what_they_do_and_are_loaded_when_asked_for(server: Served) -> None:

@@ -39,10 +39,13 @@ async def collect(call: Call) -> Outputs:
         found[number].append(chunk)
         assert chunk.stats.emitted >= sum(len(each.tokens) for each in found[number])
     return [
-        ([token for chunk in chunks for token in chunk.tokens],
-         chunks[-1].finish_reason or "", "".join(chunk.text for chunk in chunks))
+        (
+            [token for chunk in chunks for token in chunk.tokens],
+            chunks[-1].finish_reason or "",
+            "".join(chunk.text for chunk in chunks),
+        )
         for chunks in found
-    ]  # fmt: skip
+    ]
 
 
 async def check_failure(call: Call, status: int, message: str) -> None:

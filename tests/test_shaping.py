@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 OPTIONS["together"] = {
     name: value for options in OPTIONS.values() for name, value in options.items()
-} | {"suppress_tokens": [3]}  # fmt: skip
+} | {"suppress_tokens": [3]}
 OPTIONS["none"] = {}
 
 
@@ -137,7 +137,7 @@ HF_OPTIONS: dict[str, dict[str, Any]] = {
 }
 HF_OPTIONS["together"] = {
     name: value for options in HF_OPTIONS.values() for name, value in options.items()
-}  # fmt: skip
+}
 
 
 def for_transformers(options: dict[str, Any]) -> dict[str, Any]:
@@ -170,11 +170,16 @@ def test_outputs_are_those_of_transformers(name: str, num_beams: int, pair: tupl
     assert draft is None or sum(out.stats.accepted for out in found) > 2
     for source, best in zip(sources, found, strict=True):
         expected = reference.generate(
-            torch.tensor([source]), max_new_tokens=length, do_sample=False, num_beams=num_beams,
+            torch.tensor([source]),
+            max_new_tokens=length,
+            do_sample=False,
+            num_beams=num_beams,
             use_cache=False,  # its cache has as many layers as the encoder
-            output_scores=True, return_dict_in_generate=True,
-            **beams, **for_transformers(HF_OPTIONS[name]),
-        )  # fmt: skip
+            output_scores=True,
+            return_dict_in_generate=True,
+            **beams,
+            **for_transformers(HF_OPTIONS[name]),
+        )
         outputs = [best, *best.alternatives]
         for out, ids in zip(outputs, expected.sequences.tolist(), strict=True):
             tokens = out.tokens + [1] * (out.finish_reason == "eos")

@@ -72,9 +72,10 @@ EVENLY = {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 4, "num_layers": 1
 
 def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
     for changes, size, named in (
-        ({"num_heads": 3}, 2, "num_heads is 3"), ({"d_ff": 30}, 4, "d_ff is 30"),
+        ({"num_heads": 3}, 2, "num_heads is 3"),
+        ({"d_ff": 30}, 4, "d_ff is 30"),
         ({"quantization": Quantization(8, 64)}, 2, "d_ff is 64, quantized"),
-    ):  # fmt: skip
+    ):
         with refused(".", named):
             check_divisible(T5Config(**EVENLY | changes), size)
     write_gemma(tmp_path, 1)

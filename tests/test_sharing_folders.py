@@ -101,8 +101,11 @@ def resized(target: T5) -> T5:
 
 
 OTHERS: list[Callable[[T5], Any]] = [
-    fine_tuned, resized, lambda _: tiny("t5gemma", vocab_size=20), lambda _: None,
-]  # fmt: skip
+    fine_tuned,
+    resized,
+    lambda _: tiny("t5gemma", vocab_size=20),
+    lambda _: None,
+]
 
 
 @pytest.mark.parametrize("make", OTHERS)

@@ -25,8 +25,11 @@ def test_sentences_have_the_numbers_of_their_lines() -> None:
     lines = ["One is here. Two goes", "on. Three ends.", "", "", "> Four is", "> a quote."]
     for end in ("\n", "\r\n", "\r"):
         assert found(end.join(lines)) == [
-            (1, "One is here."), (1, "Two goes on."), (2, "Three ends."), (5, "Four is a quote."),
-        ]  # fmt: skip
+            (1, "One is here."),
+            (1, "Two goes on."),
+            (2, "Three ends."),
+            (5, "Four is a quote."),
+        ]
 
 
 @pytest.mark.parametrize(
@@ -41,8 +44,9 @@ def test_sentences_have_the_numbers_of_their_lines() -> None:
 def test_what_is_no_sentence_is_left_out(line: str) -> None:
     assert found(line) == []
     assert found(f"Before it.\n\n{line}\n\nAfter it.") == [
-        (1, "Before it."), (4 + line.count("\n") + 1, "After it."),
-    ]  # fmt: skip
+        (1, "Before it."),
+        (4 + line.count("\n") + 1, "After it."),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +85,8 @@ def test_long_lines_and_many_fences_are_read_in_one_go() -> None:
 
 
 def test_marks_before_a_sentence_are_no_part_of_it() -> None:
-    for marks in (
-        "- ", "* ", "+ ", "\u2022 ", "1. ", "12) ", "(3) ", "a) ", "- [ ] ", "1. [x] ", "> ",
-        "> > ", ">> - ", "  ", "> 1. ", "\ufeff",
-    ):  # fmt: skip
+    lists = ("- ", "* ", "+ ", "\u2022 ", "1. ", "12) ", "(3) ", "a) ", "- [ ] ", "1. [x] ")
+    for marks in (*lists, "> ", "> > ", ">> - ", "  ", "> 1. ", "\ufeff"):
         assert found(f"{marks}He go home.") == [(1, "He go home.")]
 
 
@@ -92,8 +94,9 @@ def test_a_line_break_is_within_a_sentence_if_the_line_is_full_or_the_next_begin
     assert found(f"{FULL}\nAnd more of it.") == [(1, f"{FULL} And more of it.")]
     assert found("He go\nhome now.") == [(1, "He go home now.")]
     assert found("He go to school now\nShe go to school now") == [
-        (1, "He go to school now"), (2, "She go to school now"),
-    ]  # fmt: skip
+        (1, "He go to school now"),
+        (2, "She go to school now"),
+    ]
     long = f"{FULL} {FULL} {FULL}"
     assert found(f"{long}\nAnd more of it.") == [(1, long), (2, "And more of it.")]
     assert found(f"> {FULL}\n>> And more of it.") == [(1, FULL), (2, "And more of it.")]

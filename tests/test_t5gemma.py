@@ -77,9 +77,13 @@ def test_greedy_outputs_and_beams_are_those_of_transformers(
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = torch.tensor([prompt])
         found = reference.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
-            num_beams=num_beams, decoder_start_token_id=2,
-        )[0, 1:].tolist()  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=12,
+            do_sample=False,
+            num_beams=num_beams,
+            decoder_start_token_id=2,
+        )[0, 1:].tolist()
         assert output.tokens == [token for token in found if token > 1], prompt
 
 
@@ -184,13 +188,21 @@ def test_only_the_first_generation_has_cross_attention_of_its_own() -> None:
     for generation in (1, 2):
         config = T5GemmaConfig.from_dict(config_json(generation, eos_token_id=[1, 106]))
         assert {name for name, _ in T5Gemma(config).named_modules() if "cross" in name} == (
-            set() if generation == 2 else {
-                f"decoder.layers.{i}.{part}" for i in range(3) for part in (
-                    "cross_norm", "cross_attention", "cross_post_norm", "cross_attention.q",
-                    "cross_attention.kv", "cross_attention.out",
+            set()
+            if generation == 2
+            else {
+                f"decoder.layers.{i}.{part}"
+                for i in range(3)
+                for part in (
+                    "cross_norm",
+                    "cross_attention",
+                    "cross_post_norm",
+                    "cross_attention.q",
+                    "cross_attention.kv",
+                    "cross_attention.out",
                 )
             }
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize(

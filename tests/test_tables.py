@@ -25,11 +25,11 @@ from commands import Call, start
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
 MODELS = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12", "--num-draft", "5")
 CSV = (
-    '\ufeffid,body,label,text,note\r\n'
+    "\ufeffid,body,label,text,note\r\n"
     '007,"The ""old"" man,\r\nand the sea",01,A,2020-01-01\r\n'
     "008,,02,B,\r\n\r\n"
     "009,The sea,03,,\u2603\r\n"
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -95,11 +95,20 @@ def test_what_json_lacks_in_parquet_is_text(tmp_path: Path) -> None:
     assert (one.prompt, one.id, two.error) == ("a", 1, "'body' is null, expected a string")
     assert one.columns is not None and two.columns is not None
     assert one.columns == {
-        "count": 2**60, "score": 0.5, "yes": True, "tags": ["x", "y"], "of": {"at": "2020-01-02"},
-        "day": "2020-01-02", "price": "1.50", "raw": "caf\u00e9", "key": "\0" * 15 + "\x07",
-        "hour": "01:02:03.000000", "at": "1970-01-01 00:00:01.000000001",
-        "when": "2020-01-02 12:00:00.000000Z", "kind": "u",
-    }  # fmt: skip
+        "count": 2**60,
+        "score": 0.5,
+        "yes": True,
+        "tags": ["x", "y"],
+        "of": {"at": "2020-01-02"},
+        "day": "2020-01-02",
+        "price": "1.50",
+        "raw": "caf\u00e9",
+        "key": "\0" * 15 + "\x07",
+        "hour": "01:02:03.000000",
+        "at": "1970-01-01 00:00:01.000000001",
+        "when": "2020-01-02 12:00:00.000000Z",
+        "kind": "u",
+    }
     assert two.columns["raw"] == "\\xff" and two.columns["when"] is None
 
 
@@ -180,10 +189,19 @@ def test_columns_of_parquet_have_types(batch: Call, here: Path) -> None:
     table = pq.read_table(here / "out.parquet")
     kinds = {name: str(table.schema.field(name).type) for name in table.column_names}
     assert kinds == {
-        "id": "int64", "prompt": "string", "text": "string", "finish_reason": "string",
-        "error": "string", "n": "int64", "x": "double", "yes": "bool", "mixed": "string",
-        "big": "string", "of": "string", "half": "string",
-    }  # fmt: skip
+        "id": "int64",
+        "prompt": "string",
+        "text": "string",
+        "finish_reason": "string",
+        "error": "string",
+        "n": "int64",
+        "x": "double",
+        "yes": "bool",
+        "mixed": "string",
+        "big": "string",
+        "of": "string",
+        "half": "string",
+    }
     found = table.to_pydict()
     assert found["id"] == [1, 7, 3] and found["n"] == [1, None, None]
     assert found["x"] == [1.0, 0.5, None] and found["mixed"] == ["1", "a", None]
@@ -315,8 +333,10 @@ def test_ids_are_in_a_field_that_is_named(batch: Call, here: Path) -> None:
     batch("in.csv", *field, "out.jsonl")
     records = [json.loads(line) for line in (here / "out.jsonl").read_text().splitlines()]
     assert [(record["id"], record["note"]) for record in records] == [
-        ("2020-01-01", "2020-01-01"), ("", ""), ("\u2603", "\u2603"),
-    ]  # fmt: skip
+        ("2020-01-01", "2020-01-01"),
+        ("", ""),
+        ("\u2603", "\u2603"),
+    ]
     assert records[0]["given"] == {"id": "007", "text": "A"}
     whole = (here / "out.jsonl").read_bytes()
     (here / "out.jsonl").write_bytes(whole[:-9])

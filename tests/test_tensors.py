@@ -281,10 +281,15 @@ ATTACKS = {
     "many duplicates": b"N" + b"2\x86" * 60 + b".",
     "many places in the memo": b"N" + b"\x94" * 900_000 + b".",
     "a shape of long numbers": tensor(shape=b"(" + LONG * 9000 + b"t"),
-    "one list as many dictionaries": PAIRS + ORDERED + b"q\x03]" + b"h\x03h\x02\x85Ra" * 30_000
+    "one list as many dictionaries": PAIRS
+    + ORDERED
+    + b"q\x03]"
+    + b"h\x03h\x02\x85Ra" * 30_000
     + b".",
-    "a tensor larger than its numbers":
-        b"}" + A + tensor(shape=(2**31 - 1, 2**31 - 1), strides=(0, 0)) + b"s.",
+    "a tensor larger than its numbers": b"}"
+    + A
+    + tensor(shape=(2**31 - 1, 2**31 - 1), strides=(0, 0))
+    + b"s.",
 } | {
     f"{name} as {place}": before + value + after
     for place, before, after in (
@@ -302,7 +307,7 @@ ATTACKS = {
     )
     # Whatever is not hashed or compared with many parts is not when it is deep, so few are tried.
     for name, value in (("deep", DEEP), ("shared", SHARED))[place not in DEEP_IN :]
-}  # fmt: skip
+}
 
 READ = """
 import re, resource, sys

@@ -140,9 +140,11 @@ def test_every_missing_part_gives_a_tip_with_its_reason(
 
 
 def test_tips_are_given_once_a_day_on_terminals_unless_silenced(
-    lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    lacking: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     def given() -> list[str]:
         terminal.give_tips()
         return capsys.readouterr().err.splitlines()

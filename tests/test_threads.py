@@ -51,8 +51,12 @@ def run_script(script: str) -> subprocess.CompletedProcess[str]:
     """Run a program with the shipped models; one that hangs is an error."""
     return subprocess.run(
         [sys.executable, "-c", script],
-        cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 @pytest.mark.parametrize(

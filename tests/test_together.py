@@ -182,9 +182,13 @@ ASK, RECORD = ("--prompt", "old man"), ("batch", "in.txt", "--output", "out.json
     ids=["options", "weights", "no model", "batch"],
 )
 def test_a_process_that_would_do_something_else_is_named(
-    here: Path, models: Path, command: tuple[str, ...], more: tuple[str, ...],
-    environment: dict[str, str], named: str,
-) -> None:  # fmt: skip
+    here: Path,
+    models: Path,
+    command: tuple[str, ...],
+    more: tuple[str, ...],
+    environment: dict[str, str],
+    named: str,
+) -> None:
     (here / "weights").unlink()
     ask = (*PROGRAM, *command, "--model", "even")
     first = {WEIGHTS: str(models / "weights")}

@@ -26,16 +26,43 @@ ODD = [
 
 # Control tokens and sentinels within a text, every blank, marks, and runs of one character.
 FORMS = [
-    *TEXTS, *ODD,
-    *(f"{a}{token}{b}" for token in ("</s>", "<pad>", "<unk>", "<extra_id_0>", "<new>", "<task>")
-      for a, b in (("a ", " b"), ("a", "b"), ("", ""), ("The dog sat", "."), ("", token))),
+    *TEXTS,
+    *ODD,
+    *(
+        f"{a}{token}{b}"
+        for token in ("</s>", "<pad>", "<unk>", "<extra_id_0>", "<new>", "<task>")
+        for a, b in (("a ", " b"), ("a", "b"), ("", ""), ("The dog sat", "."), ("", token))
+    ),
     *(f"a{blank}b {blank} c{blank}" for blank in map(chr, range(2**16)) if blank.isspace()),
-    *(f"caf{mark} {mark}" for mark in (
-        "e\u0301", "e\u0301\u0323", "a\u0308\u0304", "o\u0302\u0301", "\ufb01\u0301",
-        "\uff45\u0301", "e\u0301\u0301", "e" + "\u0301" * 5, "x\u0301", "\u1e9b\u0323", "\ud55c",
-        "\u2460", "\u2126", "a\u200d", "a\u200bb", "\ufeffa", "\xad")),
-    "-------", "aaaaaaaaaa", "< / s >", "</s", "\u2581a\u2581b", "",
-]  # fmt: skip
+    *(
+        f"caf{mark} {mark}"
+        for mark in (
+            "e\u0301",
+            "e\u0301\u0323",
+            "a\u0308\u0304",
+            "o\u0302\u0301",
+            "\ufb01\u0301",
+            "\uff45\u0301",
+            "e\u0301\u0301",
+            "e" + "\u0301" * 5,
+            "x\u0301",
+            "\u1e9b\u0323",
+            "\ud55c",
+            "\u2460",
+            "\u2126",
+            "a\u200d",
+            "a\u200bb",
+            "\ufeffa",
+            "\xad",
+        )
+    ),
+    "-------",
+    "aaaaaaaaaa",
+    "< / s >",
+    "</s",
+    "\u2581a\u2581b",
+    "",
+]
 
 
 @pytest.fixture(scope="module")

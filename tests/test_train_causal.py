@@ -215,9 +215,17 @@ def test_the_result_is_converted_and_trained_further(
     data, text, source = write_pairs(tmp_path), "Ünïcode ☃", converted
     for name in ("first", "second"):
         train_further(
-            data, tmp_path / name, source,
-            minutes=1e-4, rate=1e-3, every=1, tokens=200, autocast=False, caution=0.5, keep=0.5,
-        )  # fmt: skip
+            data,
+            tmp_path / name,
+            source,
+            minutes=1e-4,
+            rate=1e-3,
+            every=1,
+            tokens=200,
+            autocast=False,
+            caution=0.5,
+            keep=0.5,
+        )
         source = convert(str(tmp_path / name / source.name), tmp_path / f"{name}-converted")
         model, tokenizer = load(source)
         assert model.config.vocab_size == 640
@@ -261,10 +269,17 @@ def test_caution_asks_the_teacher_or_the_weights_before(
         teacher.get_input_embeddings().weight[5, 0] = own + 1
     teacher.save_pretrained(tmp_path / "teacher")
     train_further(
-        write_pairs(tmp_path), tmp_path / "work", converted,
-        minutes=1e-4, rate=1e-3, every=1, tokens=200, autocast=False, caution=0.5,
+        write_pairs(tmp_path),
+        tmp_path / "work",
+        converted,
+        minutes=1e-4,
+        rate=1e-3,
+        every=1,
+        tokens=200,
+        autocast=False,
+        caution=0.5,
         teacher=tmp_path / "teacher" if taught else None,
-    )  # fmt: skip
+    )
     assert asked == pytest.approx([own + taught])
 
 

@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 OPTIONS["together"] = {
     name: value for options in OPTIONS.values() for name, value in options.items()
-} | {"forced_tokens": (2, 3), "no_repeat_ngram_size": 3}  # fmt: skip
+} | {"forced_tokens": (2, 3), "no_repeat_ngram_size": 3}
 # Not together, since what follows the ids that end an output is not asked of a processor.
 OPTIONS["processor"] = {"processors": TRANSFORMS["processor"].processors}
 
@@ -36,9 +36,7 @@ def test_rows_and_places_are_transformed_as_sequences_are(options: dict[str, Any
     transform, rng = LogitsTransform(**options), np.random.default_rng(0)
     for case in range(30):
         starts = rng.integers(1, 4, size=3).tolist()
-        contexts = [
-            rng.integers(SIZE, size=start + rng.integers(6)).tolist() for start in starts
-        ]  # fmt: skip
+        contexts = [rng.integers(SIZE, size=start + rng.integers(6)).tolist() for start in starts]
         count = case % 5
         drafted = rng.integers(SIZE, size=(3, count))
         length = int(rng.integers(1, count + 2))

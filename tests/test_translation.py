@@ -183,8 +183,10 @@ def test_a_sentence_that_fails_does_not_keep_its_neighbours() -> None:
     done = translated(text, decoder)
     assert done.text == "The house is old. Wir gehen\nheim 1999. The is old.\n"
     assert [(piece.line, piece.status) for piece in done.pieces] == [
-        (1, "changed"), (1, "kept"), (2, "changed"),
-    ]  # fmt: skip
+        (1, "changed"),
+        (1, "kept"),
+        (2, "changed"),
+    ]
     assert done.kept[0].reason == "its output lacks the number '1999'"
     assert done.stats.rounds == 5, "all, each sentence, and beams"
     document = Document(decoder, text, RewriteOptions())  # type: ignore[arg-type]
@@ -221,11 +223,13 @@ def test_a_similarity_is_refused() -> None:
 
 def test_clauses_stand_between_commas() -> None:
     for text, expected in (
-        ("Eins zwei drei, vier fünf sechs: sieben, acht.",
-         ["Eins zwei drei,", "vier fünf sechs: sieben, acht."]),
+        (
+            "Eins zwei drei, vier fünf sechs: sieben, acht.",
+            ["Eins zwei drei,", "vier fünf sechs: sieben, acht."],
+        ),
         ("Eins zwei drei vier, fünf sechs.", ["Eins zwei drei vier, fünf sechs."]),
         ("Eins zwei drei", ["Eins zwei drei"]),
-    ):  # fmt: skip
+    ):
         (paragraph,) = paragraphs(text, labels=True)
         found = clauses(text, paragraph)
         assert [each.flat(text) for each in found] == expected
