@@ -28,8 +28,9 @@ from typing import Annotated, Any
 import typer
 from programs import ASSISTED, COMBINED, PLAIN, PROGRAMS, WITH_BEAMS
 from programs.checkpoints import as_ctranslate2, as_hugging_face, write_draft
+from programs.length_worker import load_way
 from programs.measuring import compare
-from programs.serving import serve
+from programs.serving import answer_requests, serve
 from programs.workers import Lost, Worker, start
 
 MIN_TOKENS, MAX_TOKENS = 20, 60  # of the outputs that `pair` keeps, EOS included
@@ -246,6 +247,12 @@ def convert(source: Path, output: Path) -> None:
 def worker(name: str, spec: str) -> None:
     """Serve one program to the process that measures."""
     serve(name, json.loads(spec))
+
+
+@app.command(hidden=True)
+def length_worker(name: str, spec: str) -> None:
+    """Serve one way of drafting to compare_lengths.py."""
+    answer_requests(lambda: load_way(json.loads(spec)))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from speculative_t5.models import T5, SharingDraft
 
 import mlx.core as mx
 import typer
+from compare_lengths import against_best
 from texts import DataOption, DraftOption, engine, held_out_examples
 
 DELTAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -170,17 +171,9 @@ def lengths(
 
 
 def auto_against(turns: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Return the speed of "auto" in each turn, by that of the best fixed length and of plain.
-
-    The other turns choose that length: the fastest of this turn owes some of its speed to chance.
-    """
-    best: list[float] = []
-    for turn in turns:
-        others = [each for each in turns if each is not turn]
-        chosen = max(turn.keys() - {"auto"}, key=lambda name: fmean(each[name] for each in others))
-        best.append(turn["auto"] / turn[chosen])
+    """Return the speed of "auto" in each turn, by that of the best fixed length and of plain."""
     plain = [turn["auto"] / turn["0"] for turn in turns]
-    return {"the best fixed length": best, "plain decoding": plain}
+    return {"the best fixed length": against_best(turns), "plain decoding": plain}
 
 
 @app.command()

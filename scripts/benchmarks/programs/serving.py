@@ -29,6 +29,8 @@ MAX_SOURCE_LENGTH = 2**16  # tokens of a prompt; random shapes would refuse long
 
 # Answers a request: source ids and the most tokens to return -> ids, EOS included.
 Generate = Callable[[list[int], int], list[int]]
+# Answers a request of any kind.
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class CannotRun(Exception):
@@ -36,7 +38,23 @@ class CannotRun(Exception):
 
 
 def serve(name: str, spec: dict[str, Any]) -> None:
-    """Print a line that describes the program, then an answer to each request.
+    """Answer requests for outputs of a program, see `load_program`."""
+
+    def load() -> tuple[Answer, dict[str, Any]]:
+        generate, about = load_program(name, spec)
+
+        def answer(request: dict[str, Any]) -> dict[str, Any]:
+            began = time.perf_counter()
+            tokens = generate(request["ids"], request["max_tokens"])
+            return {"tokens": tokens, "seconds": time.perf_counter() - began}
+
+        return answer, about
+
+    answer_requests(load)
+
+
+def answer_requests(load: Callable[[], tuple[Answer, dict[str, Any]]]) -> None:
+    """Print a line that describes the program that `load` returns, then answers to requests.
 
     Requests and answers are lines of JSON on standard input and output. A program that fails
     answers why it is `missing`, and ends.
@@ -44,24 +62,20 @@ def serve(name: str, spec: dict[str, Any]) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # keep what libraries print out of the answers
 
-    def say(**answer: Any) -> None:
-        print(json.dumps(answer), file=answers, flush=True)
+    def say(found: dict[str, Any]) -> None:
+        print(json.dumps(found), file=answers, flush=True)
 
     def fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, Exception):
-            say(missing=reason(error, trace))
+            say({"missing": reason(error, trace)})
         else:
             sys.__excepthook__(kind, error, trace)
 
     sys.excepthook = fail
-    generate, about = load_program(name, spec)
-    say(**about)
+    answer, about = load()
+    say(about)
     for line in sys.stdin:
-        request = json.loads(line)
-        began = time.perf_counter()
-        tokens = generate(request["ids"], request["max_tokens"])
-        seconds = time.perf_counter() - began
-        say(tokens=tokens, seconds=seconds)
+        say(answer(json.loads(line)))
 
 
 def reason(error: BaseException, trace: TracebackType | None) -> str:

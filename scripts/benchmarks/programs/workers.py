@@ -24,10 +24,12 @@ class Lost(Exception):
 class Worker:
     """A program in a process of its own; `Lost` if it cannot run."""
 
-    def __init__(self, name: str, spec: dict[str, Any], **environment: str) -> None:
+    def __init__(
+        self, name: str, spec: dict[str, Any], command: str = "worker", **environment: str
+    ) -> None:
         self.name = name
         self._process = subprocess.Popen(
-            [sys.executable, COMPARE, "worker", name, json.dumps(spec)],
+            [sys.executable, COMPARE, command, name, json.dumps(spec)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -38,13 +40,17 @@ class Worker:
 
     def ask(self, ids: list[int], max_tokens: int) -> tuple[list[int], float]:
         """Return the output, EOS included, and the seconds that it took."""
-        assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # its answer, or none, says why it has ended
-            print(json.dumps({"ids": ids, "max_tokens": max_tokens}), file=self._process.stdin)
-            self._process.stdin.flush()
-        answer = self._answer()
+        answer = self.request(ids=ids, max_tokens=max_tokens)
         time.sleep(PAUSE)
         return answer["tokens"], answer["seconds"]
+
+    def request(self, **request: Any) -> dict[str, Any]:
+        """Return the answer to a request, as the command defines them."""
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # its answer, or none, says why it has ended
+            print(json.dumps(request), file=self._process.stdin)
+            self._process.stdin.flush()
+        return self._answer()
 
     def close(self) -> None:
         """End the process, by closing its input, and wait for it."""
