@@ -18,7 +18,7 @@ from speculative_t5.decoding import (
     Plan,
     decode,
 )
-from speculative_t5.generation import GenerationOptions
+from speculative_t5.generation import Engine, GenerationOptions
 from speculative_t5.measure import (
     PLAIN_DECODING,
     SHAPES,
@@ -110,14 +110,14 @@ def test_the_command_measures_the_shipped_pair(
     models = [str(REPOSITORY / "weights" / name) for name in ("correct-base", "correct-small")]
     options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 32, "as_json": True}
     options |= {"dtype": "float32", "steady": True, "prompts": tmp_path / "prompts.txt"}
-    widths, plan = set(), SpeculativeDecoder.plan
+    widths, plan = set(), Engine.plan
 
     def planned(*given: Any, **options: Any) -> Plan:
         made = plan(*given, **options)
         widths.add(made.width)
         return made
 
-    monkeypatch.setattr(SpeculativeDecoder, "plan", planned)
+    monkeypatch.setattr(Engine, "plan", planned)
     bench(model=models[0], draft_model=models[1], **options)
     result = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in result["rows"]] == [
@@ -163,7 +163,7 @@ def test_replayed_drafts_are_right_as_often_as_asked(acceptance: float, count: i
     outputs = {tuple(p): alone.generate(p, max_tokens=60).tokens for p in prompts}
     decoder = SpeculativeDecoder(target, tiny_model(vocab_size=20, seed=3), num_draft=1)
     plan = replaying_plan(decoder, outputs, acceptance)
-    requests = decoder.requests(enumerate(prompts), GenerationOptions(max_tokens=60))
+    requests = decoder.engine.requests(enumerate(prompts), GenerationOptions(max_tokens=60))
     ended = [each for each in decode(target, requests, plan, batch_size=1) if each.finish_reason]
     done = sorted(ended, key=lambda each: each.index)
     assert [last.output for last in done] == list(outputs.values())

@@ -50,7 +50,7 @@ def test_rows_sample_the_same_with_any_draft_or_none(kind: str, drafter: str) ->
         Request(row, PROMPTS[row % 2], RowOptions(sampler, 7, seed=row % 5))
         for row, sampler in enumerate(samplers * 12)
     ]
-    found, lengths = with_drafter(pair, drafter).plan().drafter, Lengths(3, 1, 4, 0, 2)
+    found, lengths = with_drafter(pair, drafter).engine.plan().drafter, Lengths(3, 1, 4, 0, 2)
     drafted = loop_outputs(pair[0], requests, Plan(found, lengths, Verifier()))
     plain = loop_outputs(pair[0], requests, Plan(EmptyDrafter(), FixedSchedule(0), Verifier()))
     assert drafted == plain and len(set(plain.values())) > 50
@@ -87,7 +87,7 @@ def test_a_gpu_begins_the_next_plain_pass_before_it_reads_the_last_token(
     target, draft = tiny_pair(kind, vocab_size=40, layers=2, seed=3)
     decoder = SpeculativeDecoder(target, draft, num_draft=3)
     options = GenerationOptions(max_tokens=24, temperature=temperature)
-    requests = [*decoder.requests([(0, [10, 1])], options)]
+    requests = [*decoder.engine.requests([(0, [10, 1])], options)]
     events: list[str] = []
     session, read = type(target.start([[10, 1]])[0]), loop.read
 
@@ -104,9 +104,9 @@ def test_a_gpu_begins_the_next_plain_pass_before_it_reads_the_last_token(
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     outputs = []
     for plan in (
-        decoder.plan(speculative=False),
-        replace(decoder.plan(), schedule=Lengths(0)),
-        replace(decoder.plan(), schedule=Lengths(0, 0, 3)),
+        decoder.engine.plan(speculative=False),
+        replace(decoder.engine.plan(), schedule=Lengths(0)),
+        replace(decoder.engine.plan(), schedule=Lengths(0, 0, 3)),
     ):
         events.clear()
         *_, last = decode(target, requests, plan, batch_size=1)
@@ -126,6 +126,6 @@ def test_processes_that_share_a_gpu_model_emit_what_the_first_one_chose(
     decoder = SpeculativeDecoder(target, None)
     options = GenerationOptions(max_tokens=6, temperature=temperature)
     verifier = Verifier(broadcast=lambda ids: mx.full(ids.shape, 7, mx.int32))
-    plan = replace(decoder.plan(speculative=False), verifier=verifier)
-    *_, last = decode(target, decoder.requests([(0, [10, 1])], options), plan, batch_size=1)
+    plan = replace(decoder.engine.plan(speculative=False), verifier=verifier)
+    *_, last = decode(target, decoder.engine.requests([(0, [10, 1])], options), plan, batch_size=1)
     assert last.output == [7] * 6

@@ -97,8 +97,8 @@ def test_sampled_outputs_follow_the_targets_distribution(
     pair, prompt = unrelated_pair("t5", vocab_size=3), [2, 2, 1]
     decoder = with_drafter(pair, drafter, verify=verify)
     options = GenerationOptions(max_tokens=max_tokens, temperature=1.0)
-    requests = decoder.requests(enumerate([prompt] * count), options)
-    plan = replace(decoder.plan(), schedule=schedule)
+    requests = decoder.engine.requests(enumerate([prompt] * count), options)
+    plan = replace(decoder.engine.plan(), schedule=schedule)
     rounds = decode(decoder.model, requests, plan, batch_size=500)
     outputs = [(*r.output, *[EOS] * (r.finish_reason == "eos")) for r in rounds if r.finish_reason]
     exact = output_distribution(decoder.model, prompt, max_tokens, options.sampler)
@@ -118,8 +118,11 @@ class Guesses(EmptyDrafter):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_derives_from_the_empty_drafter_may_draft(kind: str) -> None:
     decoder = SpeculativeDecoder(models(kind)[0], "lookup", num_draft=2)
-    plan, options = replace(decoder.plan(), drafter=Guesses()), GenerationOptions(max_tokens=24)
-    (request,) = decoder.requests([(0, [10, 1])], options)
+    plan, options = (
+        replace(decoder.engine.plan(), drafter=Guesses()),
+        GenerationOptions(max_tokens=24),
+    )
+    (request,) = decoder.engine.requests([(0, [10, 1])], options)
     *_, done = decode(decoder.model, [request], plan, batch_size=1)
     plain = decoder.generate([10, 1], max_tokens=24, speculative=False)
     assert done.output == plain.tokens and done.stats.drafted > 0
@@ -143,7 +146,7 @@ def test_max_tokens_is_exact_and_cut_drafts_are_counted(max_tokens: int) -> None
 def test_a_draft_limited_to_the_first_ids_proposes_no_others(kind: str, temperature: float) -> None:
     few, prompt = 8, [5, 9, 1]
     decoder = SpeculativeDecoder(*models(kind), num_draft=3, draft_vocab=few)
-    drafter = decoder.plan().drafter
+    drafter = decoder.engine.plan().drafter
     drafter.start([prompt])
     keys = mx.array([[[1, i] for i in range(3)]], dtype=mx.uint32) if temperature else None
     proposed = drafter.propose([[0]], 3, Groups([Sampler(temperature)]), keys)

@@ -144,7 +144,7 @@ def test_each_of_several_eos_tokens_ends_an_output(qwen: DecoderOnlyModel) -> No
 
 def test_lookups_search_prompt_and_output_as_one_text(qwen: DecoderOnlyModel) -> None:
     decoder = SpeculativeDecoder(qwen, "lookup", num_draft=3)
-    drafter = decoder.plan().drafter
+    drafter = decoder.engine.plan().drafter
     drafter.start([[2, 3, 4, 5, 6, 3]])
     assert drafter.propose([[2, 3, 4, 5, 6, 3]], 3, GREEDY, None).tokens.tolist() == [[4, 5, 6]]
     # The latest of the longest matches, wherever it is.

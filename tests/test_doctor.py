@@ -235,7 +235,7 @@ def test_greedy_sees_a_draft_that_changes_outputs(
 
     def drafted(self: SpeculativeDecoder, prompt: Any, **options: Any) -> Any:
         out = real(self, prompt, **options)
-        wrong = options.get("speculative", True) and not self._drafting.steady
+        wrong = options.get("speculative", True) and not self.is_steady
         return replace(out, tokens=[5, *out.tokens]) if wrong else out
 
     monkeypatch.setattr(SpeculativeDecoder, "generate", drafted)

@@ -212,10 +212,14 @@ def test_rows_of_a_batch_may_have_different_ones() -> None:
         for start in starts
     ]
     assert len({tuple(tokens) for tokens in expected}) > 2
-    plan: Plan = decoder.plan()
+    plan: Plan = decoder.engine.plan()
     batch = Batch(model, plan)
     waiting = [
-        Request(i, source, decoder.bind(GenerationOptions(max_tokens=9, decoder_start_token_id=s)))
+        Request(
+            i,
+            source,
+            decoder.engine.bind(GenerationOptions(max_tokens=9, decoder_start_token_id=s)),
+        )
         for i, s in enumerate(starts)
     ]
     found: dict[int, list[int]] = {}

@@ -163,9 +163,9 @@ def test_options_reach_the_plan() -> None:
     target = tiny_model(vocab_size=20)
     decoder = SpeculativeDecoder(target, "lookup", num_draft=4, delta=0.25, min_ngram=2)
     options = GenerationOptions(max_tokens=9, temperature=0.5, top_k=7, top_p=0.75, seed=11)
-    plan = decoder.plan()
+    plan = decoder.engine.plan()
     assert plan.verifier == Verifier(0.25, "token", target.broadcast)
-    (request,) = decoder.requests([(3, [5, 1])], options)
+    (request,) = decoder.engine.requests([(3, [5, 1])], options)
     assert (request.index, request.source, plan.schedule.next(99)) == (3, [5, 1], 4)
     own = request.options
     assert (own.max_tokens, own.seed, own.sampler) == (9, 11, Sampler(0.5, 7, 0.75))
@@ -173,7 +173,7 @@ def test_options_reach_the_plan() -> None:
     plan.drafter.start([[3, 4, 5, 6, 1]])
     assert plan.drafter.propose([[0, 7, 4]], 2, GREEDY, None).lengths == [0]
     assert plan.drafter.propose([[0, 7, 4, 3, 4]], 2, GREEDY, None).tokens.tolist() == [[5, 6]]
-    assert decoder.plan(speculative=False).schedule.next(99) == 0
+    assert decoder.engine.plan(speculative=False).schedule.next(99) == 0
 
 
 def test_max_new_tokens_is_another_name() -> None:
@@ -191,9 +191,11 @@ def test_draft_lengths_are_learned_by_options_and_not_copied() -> None:
     target = tiny_model(vocab_size=20)
     decoder = SpeculativeDecoder(target, "lookup")
     changes: list[dict[str, Any]] = [{}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}]
-    samplers = [decoder.bind(GenerationOptions(**change)).sampler for change in changes]
-    schedules = [decoder.plan(sampler).schedule for sampler in (*samplers, None)]
+    samplers = [decoder.engine.bind(GenerationOptions(**change)).sampler for change in changes]
+    schedules = [decoder.engine.plan(sampler).schedule for sampler in (*samplers, None)]
     assert len({*map(id, schedules)}) == 5
-    assert all(decoder.plan(s).schedule is old for s, old in zip(samplers, schedules, strict=False))
+    assert all(
+        decoder.engine.plan(s).schedule is old for s, old in zip(samplers, schedules, strict=False)
+    )
     for copied in (copy.deepcopy(decoder), pickle.loads(pickle.dumps(decoder))):
-        assert copied.plan(samplers[0]).schedule is not schedules[0]
+        assert copied.engine.plan(samplers[0]).schedule is not schedules[0]

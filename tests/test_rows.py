@@ -40,7 +40,9 @@ def requests(decoder: SpeculativeDecoder, count: int = COUNT) -> list[Request]:
     return [
         request
         for number, prompt in enumerate(prompts(count))
-        for request in decoder.requests([(number, prompt)], GenerationOptions(**options_of(number)))
+        for request in decoder.engine.requests(
+            [(number, prompt)], GenerationOptions(**options_of(number))
+        )
     ]
 
 
@@ -71,7 +73,9 @@ def test_rows_do_not_depend_on_their_neighbours_options(
     decoder, expected = make_decoder(kind, drafter, delta=delta), alone(kind, drafter, delta)
     assert {reason for _, reason, *_ in expected.values()} == {"eos", "length", "stop"}
     for batch_size in (1, 7) if drafter == "none" else (7,):
-        rounds = decode(decoder.model, requests(decoder), decoder.plan(), batch_size=batch_size)
+        rounds = decode(
+            decoder.model, requests(decoder), decoder.engine.plan(), batch_size=batch_size
+        )
         assert {done.index: finished(done) for done in rounds if done.finish_reason} == expected
 
 
@@ -83,9 +87,9 @@ def come_and_go(decoder: SpeculativeDecoder, seed: int) -> tuple[Finished, dict[
     """
     rng, waiting = random.Random(seed), requests(decoder)
     hopeless = GenerationOptions(suppress_tokens=range(20), temperature=seed)
-    waiting += decoder.requests([(HOPELESS, [5, 1])], hopeless)
+    waiting += decoder.engine.requests([(HOPELESS, [5, 1])], hopeless)
     rng.shuffle(waiting)
-    batch = Batch(decoder.model, decoder.plan())
+    batch = Batch(decoder.model, decoder.engine.plan())
     ended: Finished = {}
     tokens: dict[int, list[int]] = {}
     while waiting or batch.rows:
@@ -152,7 +156,7 @@ def test_a_round_waits_once(kind: str, drafter: str, device_reads: list[str]) ->
     decoder = make_decoder(kind, drafter)
     unlike = requests(decoder, 7)
     for own in (unlike[:1], unlike[:5], unlike[5:]):
-        batch = Batch(decoder.model, decoder.plan())
+        batch = Batch(decoder.model, decoder.engine.plan())
         batch.add(own)
         batch.round()  # which also encodes the draft's sources
         batch.drop()

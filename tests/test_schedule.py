@@ -338,7 +338,7 @@ def test_auto_gives_the_outputs_of_plain_decoding(cache: Path, temperature: floa
     found = [one.generate(prompt, **options) for prompt in PROMPTS]
     assert [each.tokens for each in found] == plain
     assert len({n for each in found for n in each.stats.num_draft}) > 1
-    for schedule in one._schedules.values():
+    for schedule in one.engine._schedules.values():
         schedule.keep()
     assert any(cache.iterdir())
     for other in (one, make_decoder(lookup=True)):
@@ -356,17 +356,17 @@ def test_auto_gives_the_outputs_of_plain_decoding(cache: Path, temperature: floa
 )
 def test_auto_is_a_fixed_number_where_outputs_depend_on_it(options: dict[str, Any]) -> None:
     halves = "steady" in options
-    assert make_decoder(**options).plan().schedule == FixedSchedule(5, halves)
-    assert make_decoder(num_draft=3, **options).plan().schedule == FixedSchedule(3, halves)
-    assert isinstance(make_decoder().plan().schedule, SplitSchedule)
+    assert make_decoder(**options).engine.plan().schedule == FixedSchedule(5, halves)
+    assert make_decoder(num_draft=3, **options).engine.plan().schedule == FixedSchedule(3, halves)
+    assert isinstance(make_decoder().engine.plan().schedule, SplitSchedule)
 
 
 def typical_rounds(
     decoder: SpeculativeDecoder, *lengths: int, paused: float = 0.0, timed: bool = False
 ) -> list[bool]:
     """Tell of each round of an output whether its time is to count."""
-    plan = replace(decoder.plan(), schedule=Lengths(*lengths), timed=timed)
-    requests = decoder.requests([(0, PROMPTS[1])], GenerationOptions(max_tokens=50))
+    plan = replace(decoder.engine.plan(), schedule=Lengths(*lengths), timed=timed)
+    requests = decoder.engine.requests([(0, PROMPTS[1])], GenerationOptions(max_tokens=50))
     for _ in decode(decoder.model, requests, plan, batch_size=1):
         time.sleep(paused)
     assert isinstance(plan.schedule, Lengths) and len(plan.schedule.outcomes) > 8
@@ -392,9 +392,9 @@ def test_rounds_of_a_batch_count_unless_a_prompt_was_just_encoded() -> None:
     decoder, shares = SpeculativeDecoder(target, draft, num_draft=3), list[float]()
     for _ in range(2):
         schedule = Lengths(3)
-        plan = replace(decoder.plan(), schedule=schedule)
+        plan = replace(decoder.engine.plan(), schedule=schedule)
         prompts = [(i, [*PROMPTS[i % 4], 1]) for i in range(40)]
-        requests = decoder.requests(prompts, GenerationOptions(max_tokens=9))
+        requests = decoder.engine.requests(prompts, GenerationOptions(max_tokens=9))
         for _ in decode(target, requests, plan, batch_size=4):
             pass
         shares.append(fmean(each.typical for each in schedule.outcomes))
@@ -477,8 +477,10 @@ def test_a_lookup_that_finds_less_is_cut_to_one_of_them() -> None:
             seen.extend(outcome.num_drafted)
 
     source = [*range(3, 13), 1]
-    plan = replace(decoder.plan(), schedule=Asking())
-    requests = decoder.requests([(0, source)], GenerationOptions(max_tokens=60, forced_tokens=[3]))
+    plan = replace(decoder.engine.plan(), schedule=Asking())
+    requests = decoder.engine.requests(
+        [(0, source)], GenerationOptions(max_tokens=60, forced_tokens=[3])
+    )
     for _ in decode(target, requests, plan, batch_size=1):
         pass
     assert set(seen) <= {*LENGTHS, 10} and 7 in seen

@@ -61,7 +61,7 @@ def prompts(count: int = COUNT) -> list[list[int]]:
 
 def by_definition(model: Any, decoder: SpeculativeDecoder, prompt: list[int], options: Any) -> Any:
     """Decode greedily by whole passes and the reference in plain Python."""
-    transform = decoder.bind(GenerationOptions(**options)).sampler.transform
+    transform = decoder.engine.bind(GenerationOptions(**options)).sampler.transform
     before, output = prompt if model.info.is_decoder_only else [0], list[int]()
     while len(output) < LENGTH and EOS not in output:
         found = output_logits(model, prompt, [output])[0, -1].tolist()
@@ -198,7 +198,7 @@ def test_probabilities_are_those_of_the_transformed_distribution(kind: str) -> N
     decoder = SpeculativeDecoder(target, draft)
     done = decoder.generate(prompt, max_tokens=12, probabilities=True, **options)
     assert len(done.tokens) > 4 and done.trace[0].p == done.trace[0].q == 1.0
-    transform = decoder.bind(GenerationOptions(**options)).sampler.transform
+    transform = decoder.engine.bind(GenerationOptions(**options)).sampler.transform
     before = prompt if target.info.is_decoder_only else [0]
     for model, name in ((target, "p"), (draft, "q")):
         logits = output_logits(model, prompt, [done.tokens[:-1]])[0].tolist()

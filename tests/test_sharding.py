@@ -88,7 +88,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
     # Processes that share a model do not go by what each of them measures.
     with refused("steady"):
         SpeculativeDecoder(model, tiny_model(seed=1), steady=True)
-    assert SpeculativeDecoder(model, tiny_model(seed=1)).plan().schedule == FixedSchedule(5)
+    assert SpeculativeDecoder(model, tiny_model(seed=1)).engine.plan().schedule == FixedSchedule(5)
 
 
 def sums_of(run: Callable[[], object]) -> list[int]:

@@ -107,10 +107,10 @@ def test_a_pass_is_split_where_no_wider_one_has_rows_alike() -> None:
 
 def test_a_pickled_decoder_finds_its_width_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = SpeculativeDecoder(tiny(), None, None, steady=True, num_draft=2)
-    assert decoder.plan().width == 3
-    monkeypatch.setattr("speculative_t5.generation.decoder.steady_width", lambda *_: 8)
-    assert decoder.plan().width == 3
-    assert pickle.loads(pickle.dumps(decoder)).plan().width == 8
+    assert decoder.engine.plan().width == 3
+    monkeypatch.setattr("speculative_t5.generation.engine.steady_width", lambda *_: 8)
+    assert decoder.engine.plan().width == 3
+    assert pickle.loads(pickle.dumps(decoder)).engine.plan().width == 8
 
 
 def test_passes_follow_from_the_position_alone() -> None:

@@ -309,7 +309,7 @@ def test_copies_share_no_state(kind: str, copied: Callable[[Any], Any]) -> None:
     used, model = copied(decoder), copied(decoder.model)
     for one in (unused, used, SpeculativeDecoder(model)):
         assert one.generate([3, 4, 1], max_tokens=12).tokens == expected
-    assert used._schedules is not decoder._schedules
+    assert used.engine._schedules is not decoder.engine._schedules
     assert used.model is not decoder.model
     if isinstance(used.draft, SharingDraft):
         assert used.draft.target is used.model, "the copy's draft shares the copy's target"

@@ -111,7 +111,7 @@ def compare(
         small = draft if with_model else None
         decoder = SpeculativeDecoder(model, small, tokenizer, lookup=lookup, **options)
         done = (decoder.generate(prompt, max_tokens=max_tokens) for prompt in prompts)
-        width = decoder.plan().width
+        width = decoder.engine.plan().width
         return [each.tokens for each in done], width
 
     plain, _ = outputs(False, False)

@@ -75,9 +75,9 @@ class Listening(Verifier):
 def judged_rounds(decoder: SpeculativeDecoder, prompt: str) -> list[Judged]:
     """Return all rounds of the greedy output for a prompt."""
     listening = Listening()
-    plan = replace(decoder.plan(), verifier=listening)
+    plan = replace(decoder.engine.plan(), verifier=listening)
     options = GenerationOptions(logit_bias={0: 0.0})  # the argmax alone would not do
-    requests = decoder.requests([(0, decoder.encode(prompt))], options)
+    requests = decoder.engine.requests([(0, decoder.encode(prompt))], options)
     found: list[Judged] = []
     before: list[int] = []
     for done in decode(decoder.model, requests, plan, batch_size=1):

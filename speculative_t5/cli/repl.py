@@ -133,7 +133,7 @@ class Conversation:
         keywords = {name: settings[name] for name in GENERATION if name in settings}
         options = GenerationOptions(**keywords)
         options.check_stream()
-        decoder.bind(options)
+        decoder.engine.bind(options)
         self.decoder, self.settings, self._keywords = decoder, settings, keywords
         self._print_settings(changes)
 

@@ -64,7 +64,7 @@ def label(
             else:
                 yield index, example.completion
         # Rows of similar length pad less; the order within a chunk is the same in a resumed run.
-        for done in decoder.rounds(in_order_of_length(wanted, chunk), options, batch_size):
+        for done in decoder.engine.rounds(in_order_of_length(wanted, chunk), options, batch_size):
             if done.finish_reason:
                 end = [] if done.end_id is None else [done.end_id]
                 yield done.index, done.output + end

@@ -24,7 +24,7 @@ def speed(subject: Subject) -> Finding:
     prompts = [decoder.encode(sentence) for sentence in SENTENCES[::SENTENCE_STEP]]
     costs = measure.measure_passes(decoder, prompts[0])
     adaptive = SpeculativeDecoder(decoder.model, decoder.draft or "lookup", decoder.tokenizer)
-    plans = {"drafted": decoder.plan(), "auto": adaptive.plan()}
+    plans = {"drafted": decoder.engine.plan(), "auto": adaptive.engine.plan()}
     details = _measured(decoder, plans, prompts, costs)
     auto, gain = details["auto"], details["measured_speedup"]
     drafts = "this draft" if decoder.draft else "prompt lookup"

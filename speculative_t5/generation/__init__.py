@@ -6,6 +6,7 @@ and `device`.
 """
 
 from .decoder import SpeculativeDecoder, process_facts
+from .engine import Engine
 from .html import STYLES as ORIGIN_STYLES
 from .options import (
     BatchOptions,

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import copy
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .. import decoding, device
+from .. import decoding
 from .._version import __version__
 from ..checkpoints import as_dtype, default_type_of, dtype_name, load, locate, named_draft
-from ..decoding import AdaptiveSchedule, FixedSchedule, Indexed, LanguageModel, Plan, Request, Round
+from ..decoding import Indexed, LanguageModel
 from ..distributed import ProcessGroup
-from ..models import SharingDraft
 from ..options import OptionError, check_integer, takes
-from ..tokenizers import Prompt, PromptEncoder, Source, check_prompts
+from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from . import outputs
-from .drafting import pair_up, spelled
+from .engine import Engine
 from .options import (
     BatchOptions,
     DecodingOptions,
@@ -31,15 +30,9 @@ from .options import (
     SingleOptions,
 )
 from .outputs import Chunk, Generation
-from .steady import steady_width
 
 if TYPE_CHECKING:
     from ..documents import Rewritten, TextOptions
-
-NO_DRAFT = FixedSchedule(0)
-HOTTEST = 2.0  # draft lengths are learned together for all temperatures from here on
-
-_beginning = threading.Lock()  # of a schedule: a decoder with one of its own could not be pickled
 
 
 class _Rewrite:
@@ -49,6 +42,23 @@ class _Rewrite:
         from ..documents import rewrite  # imported when it is asked for
 
         return rewrite.__get__(decoder, owner)
+
+
+class _Moved:
+    """A method of `Engine` by the place where it was until version 0.6; it goes with 0.8."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, decoder: SpeculativeDecoder | None, owner: type) -> Any:
+        if decoder is None:
+            return self
+        old, new = f"SpeculativeDecoder.{self._name}", f"SpeculativeDecoder.engine.{self._name}"
+        warnings.warn(f"{old} has moved: write {new}", DeprecationWarning, stacklevel=2)
+        return getattr(decoder.engine, self._name)
+
+    def __repr__(self) -> str:
+        return f"<moved to engine.{self._name}>"
 
 
 class SpeculativeDecoder:
@@ -75,10 +85,8 @@ class SpeculativeDecoder:
 
     @takes(MakingOptions)
     def __init__(self, model: LanguageModel, options: MakingOptions) -> None:
-        self.model = model
-        self.draft, self._drafting = pair_up(model, options.draft, options)
-        self.tokenizer = options.tokenizer
-        self._prompts = PromptEncoder(
+        self.engine = Engine(model, options.tokenizer, options.draft, options)
+        self.prompts = PromptEncoder(
             model,
             options.tokenizer,
             prefix=options.prefix,
@@ -88,19 +96,56 @@ class SpeculativeDecoder:
             max_source_length=options.max_source_length,
             truncate=options.truncate,
         )
-        self.prefix = self._prompts.prefix or ""  # of prompts, where they do not begin with it
-        self.languages = self._prompts.languages  # to translate from, "" if unknown, and to
-        self.trained_length = self._prompts.trained_length  # tokens, if the model says so
-        self.is_steady = options.steady  # and prompts are decoded one at a time
-        self.drafts = self.draft is not None or self._drafting.lookup  # whether anything is drafted
-        self.draft_vocab = self._drafting.draft_vocab  # ids that the draft model proposes are below
-        self.min_probability = float(getattr(model, "min_probability", 0))  # for `rewrite`
-        self._draft_is_implied = False  # and so left out where none may be
-        # Makes choices the same in all processes that share a target.
-        self._broadcast = getattr(model, "broadcast", decoding.identity)
-        self._verifier = decoding.Verifier(options.delta, self._drafting.rule, self._broadcast)
-        self._schedules: dict[tuple[object, ...], AdaptiveSchedule] = {}  # by options
-        self._width: int | None = None  # of steady passes, once it is known
+
+    @property
+    def model(self) -> LanguageModel:
+        """The target."""
+        return self.engine.model
+
+    @property
+    def draft(self) -> LanguageModel | None:
+        """The draft model, if there is one."""
+        return self.engine.draft
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None if prompts have to be ids."""
+        return self.engine.tokenizer
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted."""
+        return self.engine.drafts
+
+    @property
+    def draft_vocab(self) -> int | None:
+        """The draft model proposes ids below this number; None if it may propose any."""
+        return self.engine.drafting.draft_vocab
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether passes are steady, and so prompts decoded one at a time."""
+        return self.engine.drafting.steady
+
+    @property
+    def prefix(self) -> str:
+        """What goes before prompts that do not begin with it; "" if they go as they are."""
+        return self.prompts.prefix or ""
+
+    @property
+    def languages(self) -> tuple[str, str] | None:
+        """Codes of the languages to translate from ("" if unknown) and to, if it translates."""
+        return self.prompts.languages
+
+    @property
+    def trained_length(self) -> int | None:
+        """How many tokens the model was trained on at most, if it says so."""
+        return self.prompts.trained_length
+
+    @property
+    def min_probability(self) -> float:
+        """The probability below which `rewrite` does not trust a token, if the model has one."""
+        return float(getattr(self.model, "min_probability", 0))
 
     @classmethod
     @takes(LoadingOptions)
@@ -129,12 +174,8 @@ class SpeculativeDecoder:
         if draft is not None and draft != "lookup":
             small, _ = load(draft, dtype=dtype, target=target)
         made = cls(target, small, tokenizer, **own)
-        made._draft_is_implied = implied
+        made.engine.draft_is_implied = implied
         return made
-
-    def __getstate__(self) -> dict[str, object]:
-        # Another device has another width and other costs.
-        return self.__dict__ | {"_width": None, "_schedules": {}}
 
     @takes(SingleOptions)
     def generate(self, prompt: Prompt, options: SingleOptions) -> Generation:
@@ -149,17 +190,14 @@ class SpeculativeDecoder:
             ValueError: If the prompt is empty, too long or not a prompt, or an option is out of its
                 range.
         """
-        source = self.fit(prompt).ids
-        rows = min(options.num_return_sequences, self._drafting.rows(None))
-        ((_, done),) = self.generations([(0, source)], options, rows)
+        source = self.prompts.fit(prompt).ids
+        rows = min(options.num_return_sequences, self.engine.drafting.rows(None))
+        done = dict(self.engine.generations([(0, source)], options, rows))[0]
         if not options.probabilities:
             return done
-        sampler, start = self.bind(options).sampler, options.decoder_start_token_id
 
         def explained(done: Generation) -> Generation:
-            found = decoding.pair_probabilities(
-                self.model, self.draft, source, done.tokens, sampler, self.draft_vocab, start
-            )
+            found = self.engine.pair_probabilities(source, done.tokens, options)
             return replace(done, probabilities=found)
 
         others = tuple(map(explained, done.alternatives))
@@ -173,12 +211,12 @@ class SpeculativeDecoder:
         that of `generate`.
         """
         check_prompts(prompts)
-        batch_size = self._drafting.rows(options.batch_size)
+        batch_size = self.engine.drafting.rows(options.batch_size)
         sources = [self._fit(i, each) for i, each in enumerate(prompts)]
         # Rows of similar length pad less, and those that end last are short.
         window = max(len(sources), 1) if options.by_length else 1
         requests = decoding.in_order_of_length(enumerate(sources), window)
-        done = dict(naming_rows(self.generations(requests, options, batch_size), options))
+        done = dict(naming_rows(self.engine.generations(requests, options, batch_size), options))
         return [done[index] for index in range(len(sources))]
 
     @takes(BatchOptions)
@@ -194,13 +232,13 @@ class SpeculativeDecoder:
         many prompts as rows are taken ahead, with `by_length` `WINDOW` times as many.
         """
         check_prompts(prompts)
-        batch_size = self._drafting.rows(options.batch_size)
+        batch_size = self.engine.drafting.rows(options.batch_size)
         requests: Iterator[Indexed] = (
             (index, self._fit(index, prompt)) for index, prompt in map(checked_pair, prompts)
         )
         if options.by_length and batch_size > 1:
             requests = decoding.in_order_of_length(requests, decoding.WINDOW * batch_size)
-        return naming_rows(self.generations(requests, options, batch_size), options)
+        return naming_rows(self.engine.generations(requests, options, batch_size), options)
 
     def check_batch(self, options: BatchOptions) -> None:
         """Refuse options that `iter_batch` would refuse, before anything is decoded.
@@ -208,10 +246,8 @@ class SpeculativeDecoder:
         Raises:
             ValueError: If an option does not fit the models, or another option.
         """
-        self._drafting.rows(options.batch_size)
-        if options.beams:
-            self._check_beams(options)
-        self.bind(options)
+        self.engine.drafting.rows(options.batch_size)
+        self.engine.check(options)
 
     @takes(GenerationOptions)
     def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[Chunk]:
@@ -220,9 +256,10 @@ class SpeculativeDecoder:
         What needs finished outputs is refused here: `num_return_sequences`, `scores`, `num_beams`.
         """
         options.check_stream()
-        source = self.fit(prompt).ids
+        source = self.prompts.fit(prompt).ids
         detokenizer = options.detokenizer(self.tokenizer)
-        return (outputs.as_chunk(done, detokenizer) for done in self.rounds([(0, source)], options))
+        rounds = self.engine.rounds([(0, source)], options)
+        return (outputs.as_chunk(done, detokenizer) for done in rounds)
 
     if TYPE_CHECKING:
 
@@ -239,16 +276,9 @@ class SpeculativeDecoder:
 
         Languages are names or codes; see `Languages` for errors.
         """
-        prompts = self._prompts.translating(to, from_)
-        other = object.__new__(type(self))  # and no copy, which would learn schedules for itself
-        vars(other).update(vars(self), _prompts=prompts, prefix=prompts.prefix)
-        other.languages = prompts.languages
+        other = copy.copy(self)  # with the same engine, which learns for both
+        other.prompts = self.prompts.translating(to, from_)
         return other
-
-    @property
-    def prompts(self) -> PromptEncoder:
-        """What makes ids of prompts."""
-        return self._prompts
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length, EOS included where the model is a T5.
@@ -257,7 +287,7 @@ class SpeculativeDecoder:
             ValueError: If the prompt is empty or not a prompt, if it is text and there is no
                 tokenizer or a chat and there is no template, or if an id is out of range.
         """
-        return self._prompts.ids(prompt)
+        return self.prompts.ids(prompt)
 
     def fit(self, prompt: Prompt) -> Source:
         """Encode a prompt; cut it if it is too long and may be cut.
@@ -265,7 +295,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: See `encode`; and if the prompt is too long and `truncate` is not set.
         """
-        return self._prompts.fit(prompt)
+        return self.prompts.fit(prompt)
 
     def log_probabilities(
         self,
@@ -294,158 +324,11 @@ class SpeculativeDecoder:
             error.args = (f"at index {index}, {error}",)
             raise
 
-    def generations(
-        self, prompts: Iterable[Indexed], options: GenerationOptions, batch_size: int
-    ) -> Iterator[tuple[int, Generation]]:
-        """Check options, decode prompts, and yield each one's index and output as it ends."""
-        if beams := options.beams:
-            self._check_beams(options)
-            requests = self.requests(prompts, options)
-            searches = max(1, batch_size // beams.num_beams)
-            results = decoding.beam_search(self.model, requests, beams, searches, self._broadcast)
-            return ((done.index, outputs.best_beam(done, self.tokenizer)) for done in results)
-        several, count = None, options.num_return_sequences
-        if options.scores or count > 1:
-            model, start = self.model if options.scores else None, options.decoder_start_token_id
-            several = outputs.Several(count, model, start)
-            prompts = several.repeated(prompts)
-        rounds = self.rounds(prompts, options, batch_size)
-        return self._outputs(rounds, options, several)
-
-    def _outputs(
-        self, rounds: Iterator[Round], options: GenerationOptions, several: outputs.Several | None
-    ) -> Iterator[tuple[int, Generation]]:
-        for done in rounds:
-            if done.finish_reason:
-                made = outputs.as_generation(done, options.detokenizer(self.tokenizer))
-                if several:
-                    yield from several.gathered(done, made)
-                else:
-                    yield done.index, made
-
-    def _check_beams(self, options: GenerationOptions) -> None:
-        """Refuse a beam search with drafts that were asked for, or with steady passes."""
-        chosen = self._drafting.lookup or (self.drafts and not self._draft_is_implied)
-        said = f"{{num_beams}} is {options.num_beams}, and a beam search does not go with"
-        if chosen and options.speculative:
-            raise OptionError(f"{said} a draft: give speculative=False")
-        if self.is_steady:
-            raise OptionError(f"{said} {{steady}} passes: leave out one of them")
-
-    def bind(self, options: GenerationOptions) -> decoding.RowOptions:
-        """Return what options mean for the target and its tokenizer.
-
-        Raises:
-            ValueError: If an option names an id that the model lacks, or is text and there is no
-                tokenizer, or text that the vocabulary lacks.
-        """
-        info, tokenizer = self.model.info, self.tokenizer
-        stop_ids = frozenset(options.stop_token_ids)
-        spell = partial(spelled, info, tokenizer)
-        transform = options.transform(spell, stop_ids | info.eos_token_ids, info.constraints)
-        start = options.decoder_start_token_id
-        if start is not None and info.is_decoder_only:
-            raise OptionError(
-                "{decoder_start_token_id} is {}, and this model is decoder-only, which reads the "
-                "prompt first: leave it out",
-                start,
-            )
-        named: dict[str, Collection[int]] = {"stop_token_ids": stop_ids}
-        named["decoder_start_token_id"] = [] if start is None else [start]
-        if transform:
-            named |= transform.ids
-        for name, ids in named.items():
-            if (largest := max(ids, default=-1)) >= info.vocab_size:
-                raise OptionError(
-                    f"{{{name}}} has the id {largest}, and the model has ids below "
-                    f"{info.vocab_size}: give ids of its tokenizer"
-                )
-        stop_checker = None
-        if options.stop:
-            if tokenizer is None:
-                raise ValueError("stop strings need a tokenizer: give the decoder one")
-            stop_checker = partial(outputs.StoppedText, tokenizer, options.stop, options.min_tokens)
-        sampler = replace(options.sampler, transform=transform) if transform else options.sampler
-        return decoding.RowOptions(
-            sampler,
-            options.max_tokens,
-            options.seed,
-            stop_ids,
-            stop_checker,
-            options.speculative,
-            start,
-        )
-
-    def requests(self, prompts: Iterable[Indexed], options: GenerationOptions) -> Iterator[Request]:
-        """Bind options to prompts, which are pairs of an index and source ids."""
-        own = self.bind(options)
-        return (Request(index, source, own) for index, source in prompts)
-
-    def rounds(
-        self, prompts: Iterable[Indexed], options: GenerationOptions, batch_size: int = 1
-    ) -> Iterator[Round]:
-        """Check options, and decode prompts."""
-        own = self.bind(options)
-        plan = self.plan(own.sampler, speculative=options.speculative)
-        requests = (Request(index, source, own) for index, source in prompts)
-        return decoding.decode(self.model, requests, plan, batch_size=batch_size)
-
-    def plan(self, sampler: decoding.Sampler | None = None, *, speculative: bool = True) -> Plan:
-        """Return the plan by which `decode` generates.
-
-        Args:
-            sampler: That of all rows, whose draft lengths are learned apart if num_draft is "auto".
-                None stands for any.
-            speculative: False decodes with the target alone.
-        """
-        if not (speculative and self.drafts):
-            return Plan(decoding.EmptyDrafter(), NO_DRAFT, self._verifier, self._steady_width())
-        sharing = self.draft if isinstance(self.draft, SharingDraft) else None
-        schedule = self._schedule_for(sampler)
-        drafter = self._make_drafter(schedule)
-        return Plan(drafter, schedule, self._verifier, self._steady_width(), sharing)
-
-    def _steady_width(self) -> int | None:
-        """Return the width of the target's passes; None if they need not be steady."""
-        if self._width is None and self.is_steady:
-            self._width = steady_width(self.model, self._drafting.fixed + 1)
-        return self._width
-
-    def _schedule_for(self, sampler: decoding.Sampler | None) -> decoding.Schedule:
-        """Return the schedule of draft lengths, which goes on learning from call to call."""
-        drafting = self._drafting
-        if not drafting.adapts:
-            return FixedSchedule(drafting.fixed, halves=drafting.steady)
-        device.enter_thread()  # before the lock, which a fork may leave locked
-        settings: tuple[object, ...] = drafting.lookup, drafting.min_ngram, drafting.max_ngram
-        if sampler is not None:
-            # Roughly: what is learned at one temperature is nearly right at the next.
-            temperature = round(min(sampler.temperature, HOTTEST), 1)
-            settings += sampler.greedy, temperature, sampler.top_k > 0, sampler.top_p < 1
-            # A transform takes time, and changes what is accepted.
-            settings += (sampler.transform.summary,) if sampler.transform else ()
-        shares = decoding.SHARES if self.draft else (1.0,)
-        with _beginning:
-            if settings not in self._schedules:
-                models = [each.fingerprint if each else None for each in (self.model, self.draft)]
-                found = decoding.stored(*models, self.draft_vocab, *settings, shares=shares)
-                self._schedules[settings] = found
-            schedule = self._schedules[settings]
-        return decoding.SplitSchedule(schedule) if self.draft else schedule
-
-    def _make_drafter(self, schedule: decoding.Schedule) -> decoding.Drafter:
-        """Return a drafter for rounds by this schedule."""
-        info, options, by_model = self.model.info, self._drafting, None
-        if self.draft:
-            by_model = decoding.ModelDrafter(
-                self.draft, info.vocab_size, self.draft_vocab, self._broadcast
-            )
-        if by_model and not (options.lookup or options.adapts):
-            return by_model
-        lookup = decoding.LookupDrafter(info, options.min_ngram, options.max_ngram)
-        if by_model is None:
-            return lookup
-        return decoding.CombinedDrafter(by_model, lookup, schedule.split)
+    bind = _Moved()
+    plan = _Moved()
+    requests = _Moved()
+    rounds = _Moved()
+    generations = _Moved()
 
 
 def naming_rows(

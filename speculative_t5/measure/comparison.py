@@ -135,9 +135,9 @@ def sweep(
 def record(variant: Variant, prompt: list[int], *, timed: bool = False) -> Run:
     """Decode one prompt, given its source ids, and record what each round took."""
     decoder, options = variant.decoder, variant.options
-    requests = [*decoder.requests([(0, prompt)], options)]
+    requests = [*decoder.engine.requests([(0, prompt)], options)]
     sampler = requests[0].options.sampler
-    plan = variant.plan or decoder.plan(sampler, speculative=options.speculative)
+    plan = variant.plan or decoder.engine.plan(sampler, speculative=options.speculative)
     run, began = Run(), time.perf_counter()
     batch = decoding.Batch(decoder.model, replace(plan, timed=timed))
     batch.add(requests)

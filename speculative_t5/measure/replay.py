@@ -68,6 +68,6 @@ def replaying_plan(
     decoder: SpeculativeDecoder, outputs: Mapping[tuple[int, ...], Sequence[int]], acceptance: float
 ) -> Plan:
     """Return a decoder's plan with a `ReplayDrafter` around its drafter."""
-    plan = decoder.plan()
+    plan = decoder.engine.plan()
     drafter = ReplayDrafter(plan.drafter, outputs, acceptance, decoder.model.info)
     return replace(plan, drafter=drafter)

@@ -184,7 +184,7 @@ class Service:
         self._check_room(wanted)
         decoder = self.decoder
         sources = fitted(decoder, prompts, field)
-        own = decoder.bind(options)
+        own = decoder.engine.bind(options)
         call = Call(sources, wanted, self._changed)
         for number in range(wanted):
             source = sources[number // samples]
@@ -317,7 +317,7 @@ class Service:
         for temperature in (0.0, 1.0):
             self.decoder.generate_batch(prompts, max_tokens=4, temperature=temperature)
             self._last_round = time.monotonic()
-        return Batch(self.decoder.model, self.decoder.plan())
+        return Batch(self.decoder.model, self.decoder.engine.plan())
 
     def _serve(self, batch: Batch) -> None:
         """Decode until the service is stopped."""

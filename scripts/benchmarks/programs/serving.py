@@ -143,7 +143,7 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
             done = decoder.generate(ids, max_tokens=max_tokens, speculative=False)
             outputs[prompt] = done.tokens
         plan = replaying_plan(decoder, outputs, spec["acceptance"])
-        requests = decoder.requests([(0, ids)], wanted)
+        requests = decoder.engine.requests([(0, ids)], wanted)
         *_, last = decode(decoder.model, requests, plan, batch_size=1)
         return last.output
 
