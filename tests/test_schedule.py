@@ -407,7 +407,7 @@ def test_on_a_gpu_a_plain_round_counts_if_one_preceded_it_just_now(
     """It began while that one ran, and so does a next one."""
     target, draft = tiny_pair("sharing", vocab_size=20, layers=2, seed=3)
     monkeypatch.setattr(device, "on_cpu", lambda: False)
-    monkeypatch.setattr(loop, "IDLE", math.inf)
+    monkeypatch.setattr(loop, "LONGEST_PAUSE", math.inf)
     decoder, lengths = SpeculativeDecoder(target, draft, num_draft=3), (0, 0, 0, 2, 2, 0)
     typical_rounds(decoder, *lengths)
     assert typical_rounds(decoder, *lengths)[:6] == [False, True, True, False, True, False]

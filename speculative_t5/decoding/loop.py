@@ -5,11 +5,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from .. import device
+from .draft import Contexts, Draft
 from .draft_length import Schedule
 from .drafters import Drafter
 from .faults import RowError, why
@@ -17,12 +19,22 @@ from .history import TokenHistory
 from .outcomes import Outcome
 from .protocols import Encoded, LanguageModel, Session, SharingModel
 from .results import FinishReason, Round, Tally, counters, read
-from .sampling import Groups, Keys, Sampler, output_keys, position_keys, round_keys
+from .sampling import (
+    Groups,
+    Keys,
+    Sampler,
+    output_keys,
+    position_keys,
+    round_keys,
+    verdict_keys,
+)
 from .verify import Verifier
 
 WINDOW = 4  # batches of prompts to put in order of length
 PREFETCH_TOKENS = 512  # of prompts to encode before there are rows for them
-IDLE = 0.1  # share of a round's time: if the caller takes longer before it, it does not count
+# Between two rounds, as a share of the second one's time. In a longer one, a pass that was begun
+# early has got ahead.
+LONGEST_PAUSE = 0.1
 
 Indexed = tuple[int, Sequence[int]]  # index of a prompt, and its ids
 StopReasons = Mapping[int, FinishReason]  # ids that end an output, and why it has ended then
@@ -187,10 +199,60 @@ def decode(
         for each in done:
             if each.error is not None:
                 raise RowError(each.index, each.error)
-        paused = time.perf_counter()
+        batch.watch.pause()
         yield from done
-        batch.started += time.perf_counter() - paused  # the caller's time is not ours
+        batch.watch.go_on()  # the caller's time is not ours
         batch.refill(waiting, batch_size)
+
+
+class Lap(NamedTuple):
+    """What a round took."""
+
+    draft_seconds: float
+    verify_seconds: float
+    typical: bool  # whether other rounds with such a pass take as long
+
+
+class Stopwatch:
+    """Times the rounds of a batch, each from `begin` to `end`."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()  # moved later by pauses
+        self._paused = self._began = self._drafted = self._ended = 0.0
+        self._begun_early = False  # whether the round's pass had begun before it
+        self._extra_work = counters.extra_work  # when the last round ended
+
+    def seconds(self) -> float:
+        """Return the time since the batch was made, without pauses."""
+        return time.perf_counter() - self._started
+
+    def pause(self) -> None:
+        self._paused = time.perf_counter()
+
+    def go_on(self) -> None:
+        self._started += time.perf_counter() - self._paused
+
+    def begin(self, *, begun_early: bool) -> None:
+        """Begin a round, whose pass may have begun in the round before."""
+        self._began = self._drafted = time.perf_counter()
+        self._begun_early = begun_early
+
+    def drafted(self) -> None:
+        """Note that the round's draft is made."""
+        self._drafted = time.perf_counter()
+
+    def end(self, *, begins_next: bool) -> Lap:
+        """End a round, in which the next one's pass may have begun.
+
+        Its time is not typical if there was more to do than in most rounds, if it has run one pass
+        more or less than the one it reads, or if that pass also ran in a pause.
+        """
+        ended = time.perf_counter()
+        typical = counters.extra_work == self._extra_work and self._begun_early == begins_next
+        if self._begun_early:
+            typical &= self._began - self._ended < LONGEST_PAUSE * (ended - self._began)
+        self._ended, self._extra_work = ended, counters.extra_work
+        return Lap(self._drafted - self._began, ended - self._drafted, typical)
 
 
 class Batch:
@@ -203,7 +265,7 @@ class Batch:
     def __init__(self, model: LanguageModel, plan: Plan) -> None:
         self.rows: list[Row] = []  # those that have ended, too, until `add` or `drop`
         self.outcome: Outcome | None = None  # of the last round
-        self.started = time.perf_counter()  # moved later by time that does not count
+        self.watch = Stopwatch()
         self._plan = plan
         self._model = model
         self._session: Session | None = None  # None as long as there are no rows
@@ -213,12 +275,10 @@ class Batch:
         self._output_keys = mx.zeros((0, 2), dtype=mx.uint32)  # of rows, where any are sampled
         self._async = False  # whether a next pass without a draft may begin before one is read
         self._next_tokens: mx.array | None = None  # (B, 1) int32, of a pass that was begun early
-        # When the last round ended, and the work beyond that of usual rounds until then.
-        self._ended, self._extra_work = 0.0, counters.extra_work
 
     def add(self, requests: Sequence[Request]) -> None:
         """Let requests join."""
-        began = self._now()
+        began = self.watch.seconds()
         with device.turn():
             # Their places are not for others: a weight of 0 does not hide NaN in a cache.
             self._keep([i for i, row in enumerate(self.rows) if not row.broken])
@@ -255,12 +315,8 @@ class Batch:
             while (free := len(self._free())) and self._encode_next(waiting, batch_size):
                 next_up = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
                 requests, encoded = zip(*next_up, strict=True)
-                self._place(requests, encoded, self._now())
+                self._place(requests, encoded, self.watch.seconds())
             self.drop()
-
-    def _now(self) -> float:
-        """Return the seconds since the batch was made."""
-        return time.perf_counter() - self.started
 
     def round(self) -> list[Round]:
         """Draft, run the target once, verify, and return what each row emits."""
@@ -268,11 +324,10 @@ class Batch:
         assert session is not None
         limits = [row.limit for row in rows]
         num_draft = plan.schedule.next(1 + max(limits), len(rows))
-        begun_early, last_ended = self._next_tokens is not None, self._ended
         with device.turn():  # a stream may have begun in another thread, or before a fork
-            began = drafted = time.perf_counter()
+            self.watch.begin(begun_early=self._next_tokens is not None)
             contexts = [row.context for row in rows]
-            keys = self._keys(num_draft)
+            keys = self._draft_keys(num_draft)
             draft = plan.drafter.propose(contexts, num_draft, self._groups, keys)
             if self._async and num_draft == 0:
                 verdicts = self._plain(session)
@@ -282,29 +337,39 @@ class Batch:
                 found = max(draft.lengths)
                 kept = found if found == num_draft else plan.schedule.kept(found)
                 draft = draft.limited([min(limit, kept) for limit in limits])
-                if plan.timed:
-                    read(draft.tokens)
-                drafted = time.perf_counter()
-                history = TokenHistory(contexts, [row.start for row in rows], draft.tokens)
-                keys = self._verdict_keys(draft.tokens.shape[1])
-                verdicts = plan.verifier.verify(session, history, draft, self._groups, keys)
-        ended, now, lengths = time.perf_counter(), self._now(), draft.lengths
-        # A pass that was begun early also ran while the caller was at work.
-        typical = begun_early == (self._next_tokens is not None) and not plan.timed
-        typical &= not begun_early or began - last_ended < IDLE * (ended - began)
-        typical &= counters.extra_work == self._extra_work
-        self._ended, self._extra_work = ended, counters.extra_work
+                verdicts = self._verified(session, contexts, draft)
+        lap = self.watch.end(begins_next=self._next_tokens is not None)
+        now = self.watch.seconds()
         done = [
             row.emit(tokens, num_accepted, length, num_draft, now)
-            for row, (tokens, num_accepted), length in zip(rows, verdicts, lengths, strict=True)
+            for row, (tokens, num_accepted), length in zip(
+                rows, verdicts, draft.lengths, strict=True
+            )
         ]
         whole = [i for i, limit in enumerate(limits) if limit >= num_draft]  # may use all of it
-        counts = [lengths[i] for i in whole], [done[i].num_accepted for i in whole]
-        seconds = drafted - began, ended - drafted
-        length = 1 + draft.tokens.shape[1]
-        self.outcome = Outcome(num_draft, *counts, *seconds, len(rows), length, typical)
+        self.outcome = Outcome(
+            num_draft,
+            num_drafted=[draft.lengths[i] for i in whole],
+            num_accepted=[done[i].num_accepted for i in whole],
+            draft_seconds=lap.draft_seconds,
+            verify_seconds=lap.verify_seconds,
+            rows=len(rows),
+            length=1 + draft.tokens.shape[1],
+            typical=lap.typical and not plan.timed,
+        )
         plan.schedule.observe(self.outcome)
         return done
+
+    def _verified(
+        self, session: Session, contexts: Contexts, draft: Draft
+    ) -> list[tuple[list[int], int]]:
+        """Run the target over a draft, and return what stands of it, see `Verifier.verify`."""
+        if self._plan.timed:
+            read(draft.tokens)
+        self.watch.drafted()
+        history = TokenHistory(contexts, [row.start for row in self.rows], draft.tokens)
+        keys = self._verdict_keys(draft.tokens.shape[1])
+        return self._plan.verifier.verify(session, history, draft, self._groups, keys)
 
     def _plain(self, session: Session) -> list[tuple[list[int], int]]:
         """Run the target without a draft, and begin the next pass before this one is read."""
@@ -393,8 +458,8 @@ class Batch:
         own_tokens = self._groups.greedy or self._plan.verifier.is_coupled
         self._async = pays and own_tokens and not self._groups.transforms
 
-    def _keys(self, num_draft: int) -> Keys:
-        """Return keys for drafting, (B, num_draft, 2)."""
+    def _draft_keys(self, num_draft: int) -> Keys:
+        """Return a key for each position of a draft, (B, K, 2)."""
         if self._groups.greedy:
             return None
         if self._plan.verifier.is_coupled:
@@ -402,12 +467,12 @@ class Batch:
         return position_keys(self._round_keys()[:, 0], num_draft)
 
     def _verdict_keys(self, num_drafted: int) -> Keys:
-        """Return keys for `Verifier.verify`."""
+        """Return a key for each position of a draft and for the next token, (B, K + 1, 2)."""
         if self._groups.greedy:
             return None
         if self._plan.verifier.is_coupled:
             return self._positions(num_drafted + 1)
-        return self._round_keys()[:, 1]
+        return verdict_keys(self._round_keys()[:, 1], num_drafted)
 
     def _positions(self, count: int, later: int = 0) -> mx.array:
         """Return keys of each row's positions, `later` from the next on, (B, count, 2)."""

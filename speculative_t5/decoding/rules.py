@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import mlx.core as mx
 
 from .draft import Draft
-from .sampling import drawn, final_keys, position_keys, uniform
+from .sampling import drawn, uniform
 
 Rule = Literal["coupled", "token", "block"]
 
@@ -106,11 +106,11 @@ def residual(
 
 
 def decide(acceptance: Acceptance, draft: Draft, target_probs: mx.array, keys: mx.array) -> Verdict:
-    """Sample how many drafted tokens stand, and the next one, given keys of rows (B, 2)."""
-    uniforms = uniform(position_keys(keys, draft.tokens.shape[1]))
+    """Sample how many drafted tokens stand, and the next one, by `verdict_keys` (B, K + 1, 2)."""
+    uniforms = uniform(keys[:, :-1])
     num_accepted = acceptance.count_accepted(uniforms)
     weights = residual(draft, target_probs, acceptance.ratios, num_accepted)
-    return Verdict(num_accepted, drawn(weights, final_keys(keys)))
+    return Verdict(num_accepted, drawn(weights, keys[:, -1]))
 
 
 def _with_bonus(draft: Draft, vocab_size: int) -> mx.array:

@@ -244,5 +244,13 @@ def final_keys(keys: mx.array) -> mx.array:
     return keys ^ mx.array([1, 0], dtype=mx.uint32)
 
 
+def verdict_keys(keys: mx.array, num_drafted: int) -> mx.array:
+    """Return keys for each drafted token and then for the next one: keys (B, 2) -> (B, K + 1, 2).
+
+    The last is none of `position_keys`, so that it does not depend on K.
+    """
+    return mx.concatenate([position_keys(keys, num_drafted), final_keys(keys)[:, None]], axis=1)
+
+
 _uniform = mx.vmap(lambda key: mx.random.uniform(key=key))
 _categorical = mx.vmap(lambda logits, key: mx.random.categorical(logits, key=key))

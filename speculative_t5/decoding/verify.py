@@ -36,8 +36,9 @@ class Verifier:
     ) -> list[tuple[list[int], int]]:
         """Run the target over each row's last token and its draft, and read the verdicts.
 
-        By the coupled rule, `keys` are those of the positions that the draft and the next token
-        have in the output, (B, K + 1, 2), and of the draft as well; by the others, those of rows.
+        `keys` are one for each drafted token and one for the next, (B, K + 1, 2): by the coupled
+        rule those of their positions in the output, which the draft was sampled with as well; by
+        the others `verdict_keys`.
 
         Returns:
             For each row the accepted tokens with the next one, which is missing where no token can
@@ -70,8 +71,11 @@ class Verifier:
                 num_accepted, next_token = row[-2:]
             if next_token == BROKEN_DRAFT:  # what was accepted would not be exact
                 num_accepted = 0
-            ends = next_token == NOTHING or (next_token < NOTHING and num_accepted > 0)
-            found.append(([*row[:num_accepted], *([] if ends else [next_token])], num_accepted))
+            emitted = row[:num_accepted]
+            # What marks NaN waits for the round that begins there.
+            if next_token > NOTHING or (next_token < NOTHING and not emitted):
+                emitted.append(next_token)
+            found.append((emitted, num_accepted))
         return found
 
     @property
@@ -104,7 +108,7 @@ class Verifier:
         return mx.where(nothing_allowed(logits), NOTHING, choices)
 
     def verdict(self, draft: Draft, logits: mx.array, groups: Groups, keys: mx.array) -> Verdict:
-        """Judge a sampled draft by the target's logits (B, K + 1, V), given keys of rows (B, 2)."""
+        """Judge a sampled draft by the target's logits (B, K + 1, V), given `verdict_keys`."""
         nothing = allowed = None
         if groups.transforms:
             # A draft ends where no token is allowed, and what p is there does not matter.
