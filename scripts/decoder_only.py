@@ -11,7 +11,6 @@ of a batch alike. The one here has rows of different lengths, as `LanguageModel`
 
 import sys
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 from speculative_t5 import SpeculativeDecoder, device
@@ -108,16 +107,19 @@ class DecoderOnlySession:
         return self._cache.lengths
 
     def step(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
-        logits = self._cache.extend(tokens, partial(self._run, whole=self._whole))
+        parts = self._cache.parts(tokens)
+        found = [self._run(part, count, whole=self._whole) for part, count in parts]
+        logits = found[0] if len(found) == 1 else mx.concatenate(found, axis=1)
         return logits[..., :vocab_size] if vocab_size else logits
 
-    def _run(
-        self, tokens: mx.array, offsets: mx.array, buffers: list[KeysValues], *, whole: bool
-    ) -> tuple[mx.array, list[KeysValues]]:
-        lengths, count = self._cache.lengths, tokens.shape[1]
-        layers = [_Layer(pair, offsets, lengths, count, whole=whole) for pair in buffers]
+    def _run(self, tokens: mx.array, count: int, *, whole: bool) -> mx.array:
+        """Run the model over tokens (B, L) of every row, of which the first `count` stay."""
+        lengths, length = self._cache.lengths, tokens.shape[1]
+        offsets, buffers = self._cache.hand_over(length)
+        layers = [_Layer(pair, offsets, lengths, length, whole=whole) for pair in buffers]
         logits = self._model.model(tokens, cache=layers)
-        return logits, [layer.buffers for layer in layers]
+        self._cache.take_back([layer.buffers for layer in layers], count)
+        return logits[:, :count]
 
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         return best(self.step(tokens, vocab_size))
@@ -133,7 +135,7 @@ class DecoderOnlySession:
         padded = [[*prompt[:-1], *[0] * (longest - len(prompt) + 1)] for prompt in prompts]
         for start in range(0, longest, PREFILL):
             part = mx.array([row[start : start + PREFILL] for row in padded], dtype=mx.int32)
-            self._cache.append(part, part.shape[1], partial(self._run, whole=False))
+            self._run(part, part.shape[1], whole=False)
             mx.eval(self._cache.layers)  # one part at a time, to bound the memory of attention
         self.truncate(lengths)
 
@@ -154,7 +156,7 @@ class DecoderOnlySession:
 class _Layer:
     """One layer's keys and values during one pass, with the interface of mlx-lm's caches.
 
-    See `KVCache.append` for `offsets`; `count` is L. `whole` attends to all C positions, with an
+    See `KVCache.hand_over` for `offsets`; `count` is L. `whole` attends to all C positions, with an
     array as the mask, and not only to those up to the longest row's end.
     """
 

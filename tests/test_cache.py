@@ -1,7 +1,5 @@
 """Caches of keys and values: rows of several lengths, growth, and rows given away."""
 
-from typing import Any
-
 from speculative_t5.models.cache import (
     GROWTH,
     SMALLEST,
@@ -29,12 +27,10 @@ def make_cache(batch: int) -> KVCache:
 
 
 def append(cache: KVCache, new: mx.array) -> list[list[float]]:
-    def run(tokens: mx.array, offsets: mx.array, layers: Any) -> Any:
-        one, (keys, values) = layers
-        one = write(one, mx.stack([new, -new]), offsets)
-        return tokens, [one, (write(keys, new, offsets), write(values, -new, offsets))]
-
-    cache.append(new[:, 0, :, 0], new.shape[2], run)
+    offsets, (one, (keys, values)) = cache.hand_over(new.shape[2])
+    one = write(one, mx.stack([new, -new]), offsets)
+    pair = write(keys, new, offsets), write(values, -new, offsets)
+    cache.take_back([one, pair], new.shape[2])
     one, (keys, values) = cache.layers
     assert mx.array_equal(keys, -values) and mx.array_equal(one, mx.stack([keys, values]))
     return keys[:, 0, : max(cache.lengths), 0].tolist()  # type: ignore[no-any-return]
@@ -56,15 +52,15 @@ def test_buffers_are_written_in_place() -> None:
     cache.fit(4096)
     new = mx.ones((2, 1, 8, 1, 64))
 
-    def run(tokens: mx.array, at: mx.array, layers: Any) -> Any:
-        return tokens, [write(layer, new, at) for layer in layers]
-
     mx.eval(cache.layers, new)
     size = cache.layers[0].nbytes // 2
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for _ in range(3):
-        cache.append(mx.zeros((1, 1)), 1, run)
+        at, layers = cache.hand_over(1)
+        layers = [write(layer, new, at) for layer in layers]
+        cache.take_back(layers, 1)
+        del layers
         mx.eval(cache.layers)
     assert mx.get_peak_memory() - before < size
 

@@ -28,8 +28,8 @@ from speculative_t5.generation import steady
 from speculative_t5.measure import SHAPES, passes
 from speculative_t5.models import T5Config
 from speculative_t5.models.cache import SMALLEST, KVCache
+from speculative_t5.models.session import T5Session
 from speculative_t5.models.t5 import T5
-from speculative_t5.models.t5_session import T5Session
 
 import mlx.core as mx
 import numpy as np

@@ -118,17 +118,18 @@ def test_passes_follow_from_the_position_alone() -> None:
     rng, total, width = random.Random(0), 300, 6
     seen: set[tuple[int, int]] = set()
 
-    def run(tokens: mx.array, offsets: mx.array, layers: Any) -> Any:
-        capacity, first = layers[0].shape[-2], offsets.item()
-        assert tokens.shape == (1, width) and first + width <= capacity
-        passes.append((first, capacity))
-        return tokens, layers
-
     for longest in (1, 2, 6, 40):
         cache = KVCache([mx.zeros((2, 1, 1, SMALLEST, 2))], width)
         while cache.lengths[0] < total:
-            length, passes = rng.randint(1, longest), list[tuple[int, int]]()
-            assert cache.extend(mx.zeros((1, length), mx.int32), run).shape == (1, length)
+            length, stay, passes = rng.randint(1, longest), 0, list[tuple[int, int]]()
+            for part, count in cache.parts(mx.zeros((1, length), mx.int32)):
+                offsets, layers = cache.hand_over(width)
+                capacity, first = layers[0].shape[-2], int(offsets.item())
+                assert part.shape == (1, width) and first + width <= capacity
+                passes.append((first, capacity))
+                stay += count
+                cache.take_back(layers, count)
+            assert stay == length
             ends = [first for first, _ in passes[1:]] + cache.lengths
             for (first, capacity), end in zip(passes, ends, strict=True):
                 assert 1 <= end - first <= width

@@ -3,7 +3,7 @@
 import gc
 from typing import Any
 
-from speculative_t5.models import t5_session
+from speculative_t5.models import encoder_decoder
 from speculative_t5.models.position_bias import relative_position_bucket
 from speculative_t5.models.t5 import T5, FeedForward
 
@@ -25,15 +25,15 @@ def test_prompts_encoded_in_groups_give_the_logits_of_single_ones(
     first = mx.array(rng.integers(3, 300, (12, 4)))
     alone = [model.start([p])[0].step(first[i : i + 1]) for i, p in enumerate(prompts)]
     passes: list[tuple[int, ...]] = []
-    read = t5_session._read_together
+    read = encoder_decoder._read_together
 
     def counted(model: T5, decoders: Any, prompts: list[list[int]]) -> Any:
         passes.append((len(prompts), max(map(len, prompts))))
         return read(model, decoders, prompts)
 
-    monkeypatch.setattr(t5_session, "_read_together", counted)
+    monkeypatch.setattr(encoder_decoder, "_read_together", counted)
     for name in ("ENCODED_TOKENS", "ENCODED_TOKENS_CPU"):
-        monkeypatch.setattr(t5_session, name, limit)
+        monkeypatch.setattr(encoder_decoder, name, limit)
     session, _ = model.start(prompts)
     assert len(passes) >= least
     assert all(rows * length <= limit or rows == 1 for rows, length in passes)
@@ -84,7 +84,7 @@ def test_the_least_recently_used_shapes_are_dropped(
 ) -> None:
     model = pair[1]
     expected = [model.start([[5, 9, 1]])[0].step(mx.zeros((1, n), mx.int32)) for n in range(1, 6)]
-    monkeypatch.setattr(t5_session, "MAX_SHAPES", 2)
+    monkeypatch.setattr(encoder_decoder, "MAX_SHAPES", 2)
     model.recompile()
     functions = model.compiled._functions.by_shape
     for n, kept in ((1, [1]), (2, [1, 2]), (1, [2, 1]), (3, [1, 3]), (1, [3, 1]), (4, [1, 4])):
@@ -102,7 +102,7 @@ def test_a_dropped_shape_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
         compiled(mx.array(0))
     if len(calls) > 2:
         pytest.skip("MLX traces nothing for a CPU without g++")
-    monkeypatch.setattr(t5_session, "MAX_SHAPES", 2)
+    monkeypatch.setattr(encoder_decoder, "MAX_SHAPES", 2)
     model, size = tiny_model(), 2**18
 
     def score(self: T5, kind: str, x: mx.array, *rest: Any) -> mx.array:

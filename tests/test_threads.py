@@ -14,7 +14,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, decoding, device
 from speculative_t5.decoding.outcomes import Counts
-from speculative_t5.models import T5, SharingDraft, t5_session
+from speculative_t5.models import T5, SharingDraft, encoder_decoder
 
 import mlx.core as mx
 import numpy as np
@@ -85,7 +85,7 @@ def test_threads_that_share_a_decoder_give_the_same_outputs(
     alone = SpeculativeDecoder(model, draft, num_draft=num_draft)
     expected = [alone.generate(prompt, max_tokens=20).tokens for prompt in PROMPTS]
     assert len(set(map(tuple, expected))) > 2  # outputs that could be taken for each other's
-    monkeypatch.setattr(t5_session, "MAX_SHAPES", 2)
+    monkeypatch.setattr(encoder_decoder, "MAX_SHAPES", 2)
     if isinstance(model, T5):
         model.recompile()
         draft.recompile()
@@ -168,7 +168,7 @@ def test_a_model_works_in_another_thread_than_its_makers() -> None:
 
 def test_each_thread_compiles_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLX would leave the trace of a function that threads share in all of them but one."""
-    monkeypatch.setattr(t5_session, "MAX_SHAPES", 2)
+    monkeypatch.setattr(encoder_decoder, "MAX_SHAPES", 2)
     model = tiny_model(vocab_size=20)
 
     def step(width: int) -> list[Any]:

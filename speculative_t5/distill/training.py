@@ -262,8 +262,8 @@ def last_hidden(draft: SharingDraft, batch: LabelBatch) -> mx.array:
     block, size = draft.own.block, draft.info.vocab_size
     masks = [mx.full(batch.fed.shape, size + i, mx.int32) for i in range(block - 1)]
     embedded = draft.embed(mx.concatenate([batch.fed, *masks], axis=1))
-    read = [x.astype(mx.float32) for x in (embedded, batch.memory, batch.mask)]
-    x = draft.decoder.whole(*read, block)
+    x, memory, mask = (a.astype(mx.float32) for a in (embedded, batch.memory, batch.mask))
+    x = draft.decoder.whole(x, memory, mask, block)
     x = x.reshape(-1, x.shape[-1])[batch.positions]
     x = draft.decoder.norm(x) * draft.target.head.scale
     hidden: mx.array = draft.widen(x) if draft.own.d_model else x

@@ -15,7 +15,9 @@ from .config import (
     is_t5gemma,
     read_size,
 )
-from .t5 import T5, EncoderDecoder, Steps
+from .encoder_decoder import EncoderDecoder, Steps
+from .session import HeadOutput
+from .t5 import T5
 from .t5_draft import (
     MOST_BLOCK,
     SharingConfig,
@@ -28,6 +30,5 @@ from .t5_draft import (
     sample_weights,
 )
 from .t5_parallel import parts_of, shard, split_of
-from .t5_session import HeadOutput
 from .t5gemma import T5Gemma, new_model
 from .t5gemma_config import ModelConfig, T5GemmaConfig

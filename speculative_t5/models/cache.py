@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -20,7 +20,6 @@ SOURCE_STEP = 32  # widths of sources are multiples of this, for the same reason
 # A layer's keys and values: one array (2, B, H, T, D), or several (B, H, T, D). Axes are counted
 # from the end, so that both are handled alike.
 Layer = Any
-Pass = Callable[[mx.array, mx.array, list[Any]], tuple[mx.array, list[Any]]]
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class KVCache(Buffers):
     """Self-attention's keys and values, made of layers with `SMALLEST` positions and empty rows.
 
     Rewinding moves a row's length and leaves the buffers alone: the next step overwrites what lies
-    beyond. `width` is that of passes, see `extend`; None for passes of any length.
+    beyond. `width` is that of passes, see `parts`; None for passes of any length.
     """
 
     def __init__(self, layers: Sequence[Layer], width: int | None = None) -> None:
@@ -108,8 +107,8 @@ class KVCache(Buffers):
         else:
             self.resize(capacity_for(needed))
 
-    def extend(self, tokens: mx.array, run: Pass) -> mx.array:
-        """Run a model over new tokens (B, L) int32 of every row; return its results, (B, L, ...).
+    def parts(self, tokens: mx.array) -> Iterator[tuple[mx.array, int]]:
+        """Yield the tokens of each pass over new ones (B, L) int32, and how many of them stay.
 
         All are one pass, unless the cache was given a width. Then every pass is padded to that
         width, and ends where the next position would be the first of a larger capacity: both follow
@@ -117,31 +116,31 @@ class KVCache(Buffers):
         """
         width, total, start = self._width, tokens.shape[1], 0
         if width is None:
-            return self.append(tokens, total, run)
-        results = []
+            yield tokens, total
+            return
         while start < total:
             end = max(self.lengths) + width
             count = min(width, capacity_for(end) - end + 1, total - start)
             part = tokens[:, start : start + count]
-            padded = part if count == width else mx.pad(part, [(0, 0), (0, width - count)])
-            results.append(self.append(padded, count, run))
+            yield part if count == width else mx.pad(part, [(0, 0), (0, width - count)]), count
             start += count
-        return results[0] if len(results) == 1 else mx.concatenate(results, axis=1)
 
-    def append(self, tokens: mx.array, count: int, run: Pass) -> mx.array:
-        """Run a model over tokens (B, L) in one pass, of which the first `count` stay.
+    def hand_over(self, num_tokens: int) -> tuple[mx.array, list[Layer]]:
+        """Make room for a pass over tokens of every row; return its offsets and all layers.
 
-        `run` gets the tokens, offsets and all layers, and returns its results and the layers with
-        the tokens written. The offsets are each row's length, (B,) int32, or (1,) if all are the
-        same. The layers are handed over, as a write copies buffers that others hold.
+        The offsets are each row's length, (B,) int32, or (1,) if all are the same. The cache keeps
+        no layers meanwhile, as a write copies buffers that others hold.
         """
-        self.fit(max(self.lengths) + tokens.shape[1])  # MLX does not check the bounds of writes
+        self.fit(max(self.lengths) + num_tokens)  # MLX does not check the bounds of writes
         same = min(self.lengths) == max(self.lengths)
         offsets = mx.array(self.lengths[:1] if same else self.lengths, dtype=mx.int32)
         layers, self.layers = self.layers, []
-        results, self.layers = run(tokens, offsets, layers)
+        return offsets, layers
+
+    def take_back(self, layers: list[Layer], count: int) -> None:
+        """Take the layers with a pass's tokens written, of which the first `count` stay."""
+        self.layers = layers
         self.lengths = [length + count for length in self.lengths]
-        return results if count == tokens.shape[1] else results[:, :count]
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` positions of each row."""
@@ -240,7 +239,7 @@ def resized(buffer: mx.array, capacity: int) -> mx.array:
 def write(buffer: mx.array, new: mx.array, offsets: mx.array) -> mx.array:
     """Write `new` (..., B, H, L, D) into a buffer (..., B, H, C, D), from each row's offset on.
 
-    `offsets`, (B,) or (1,) int32, is what `KVCache.append` passes on for L tokens.
+    `offsets`, (B,) or (1,) int32, is what `KVCache.hand_over` returns for L tokens.
     """
     if offsets.size == 1:
         return mx.slice_update(buffer, new, offsets, axes=(buffer.ndim - 2,))

@@ -4,21 +4,19 @@ Shapes: B batch, S source length, L query length, T cached length, H heads, D he
 states are (B, L, d_model). A layer normalizes its input and adds its output: x + f(norm(x)).
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from .. import device
-from ..decoding import Broadcast, ModelInfo, best, fingerprint, identity
-from .cache import additive, resized, write
-from .config import Activation, Quantization, T5Config
+from ..decoding import best
+from .cache import resized, write
+from .config import Activation, T5Config
+from .encoder_decoder import DecoderStack, EncoderDecoder, quantize
 from .position_bias import Bias, Padding, PositionBias, block_biases, for_each_row, position_biases
-from .t5_session import CompiledDecoder, HeadOutput, T5Session, read_sources
-from .t5gemma_config import ModelConfig, StackConfig
+from .session import HeadOutput
+from .t5gemma_config import StackConfig
 
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -26,8 +24,6 @@ ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "gelu_new": nn.gelu_approx,
     "silu": nn.silu,
 }
-
-COMPILING = threading.Lock()  # held while any model's compiled decoder is made or dropped
 
 
 def split_heads(x: mx.array, parts: int, num_heads: int) -> mx.array:
@@ -199,9 +195,7 @@ class Encoder(nn.Module):
         return memory
 
 
-class Decoder(nn.Module):
-    """The decoder's layers; its last normalization is applied by `Head`."""
-
+class Decoder(DecoderStack):
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.head_size = config.d_kv
@@ -210,11 +204,11 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def tables(self) -> list[mx.array]:
-        """Return what passes have in common, see `PositionBias.tables`."""
-        return self.position_bias.tables()
+        tables: list[mx.array] = self.position_bias.tables()
+        return tables
 
     def padded(self, head_size: int) -> "Decoder":
-        """Return a decoder that computes the same with heads of a larger size, padded by zeros.
+        """Return a decoder as `DecoderStack.padded` does.
 
         It has this one's arrays but for those of attention; it is this one if some of those belong
         to layers that are not plain matrices.
@@ -237,7 +231,6 @@ class Decoder(nn.Module):
         return padded
 
     def read(self, memory: mx.array, width: int) -> list[mx.array]:
-        """Return each layer's `CrossAttention.keys_values`."""
         return [layer.cross_attention.keys_values(memory, width) for layer in self.layers]
 
     def __call__(
@@ -249,12 +242,6 @@ class Decoder(nn.Module):
         mask: mx.array | None,
         tables: Sequence[mx.array],
     ) -> tuple[mx.array, list[mx.array]]:
-        """Run all layers over new positions of every row: (B, L, d_model) -> the same, and a cache.
-
-        `cache` has each layer's keys and values, (2, B, H, T, D), with room for L more; `sources`
-        what `read` returned, for B / P consecutive rows each; `mask` is additive, of their padding,
-        (P, 1, 1, T of the sources). See `Bias` for `offsets`, `PositionBias` for `tables`.
-        """
         batch, length, _ = x.shape
         _, _, num_heads, capacity, _ = cache[0].shape
         biases = position_biases(tables, offsets, length, capacity, batch=batch)
@@ -271,10 +258,6 @@ class Decoder(nn.Module):
     def whole(
         self, x: mx.array, memory: mx.array, mask: mx.array | None, block: int = 1
     ) -> mx.array:
-        """Run all layers over whole sequences (B, L, d_model), so that gradients can be taken.
-
-        With a block, these are tokens and masks as in `block_places`.
-        """
         tables = self.position_bias.tables()
         biases = block_biases(tables, x.shape[1] // block, block)
         padding = None if mask is None else Padding(mask, mask)
@@ -316,140 +299,6 @@ class Head(nn.Module):
         return logits if kind == "logits" else best(logits)
 
 
-class CompiledModel(nn.Module):
-    """A model whose decoder MLX compiles: an encoder-decoder, or a draft that shares its encoder.
-
-    The first generation compiles the decoder with the weights as they are then. Whoever changes
-    weights or layers later must call `recompile` for the change to take effect.
-    """
-
-    config: ModelConfig
-    num_processes = 1  # that share the layers, see `t5_parallel`
-    _compiled: CompiledDecoder | None = None
-
-    @property
-    def num_key_heads(self) -> int:
-        """Heads of keys and values of each of the decoder's attentions in this process."""
-        return self.config.num_key_heads // self.num_processes
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        dtype: mx.Dtype = self.decoder.norm.weight.dtype
-        return dtype
-
-    def logits(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
-        """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
-        return self.score("logits", x, vocab_size)
-
-    def score(
-        self, kind: HeadOutput, x: mx.array, vocab_size: int | None, output: nn.Module | None = None
-    ) -> mx.array:
-        """Return logits or the best ids, (B, L) int32; `output`: `self.output`, if kept."""
-        output = self.output if output is None else output
-        size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
-        scores: mx.array = self.head(kind, x, self.decoder.norm, output, size)
-        return scores
-
-    @property
-    def compiled(self) -> CompiledDecoder:
-        """The compiled decoder, which the first use makes."""
-        with COMPILING:
-            if self._compiled is None:
-                self._compiled = CompiledDecoder(self)
-            return self._compiled
-
-    def recompile(self) -> None:
-        """Compile the decoder anew at its next use; needed after weights or layers were changed."""
-        with COMPILING:
-            self._compiled = None
-
-    def start(
-        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
-    ) -> tuple[T5Session, list[list[int]]]:
-        """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
-        device.enter_thread()
-        compiled = self.compiled  # first, as it evaluates the weights
-        encode = partial(read_sources, self, [compiled.decoder])
-        session = T5Session(compiled, encode, prompts, width)
-        return session, session.contexts
-
-
-# The names of matrices that were quantized and no longer are, each with the size of a step.
-Steps = tuple[tuple[str, float], ...]
-
-
-class EncoderDecoder(CompiledModel):
-    """A model with an encoder of its own; a `LanguageModel` by way of `start`.
-
-    A subclass adds `encoder`, `decoder`, `head`, and `lm_head` where the output is not `shared`,
-    the embedding.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        device.enter_thread()
-        self.config = config
-        ends = frozenset(config.eos_token_ids)
-        self.info = ModelInfo(
-            vocab_size=config.vocab_size,
-            eos_token_id=config.eos_token_id,
-            eos_token_ids=ends,
-            special_tokens=ends
-            | {config.eos_token_id, config.pad_token_id, config.decoder_start_token_id},
-            is_decoder_only=False,
-            max_source_length=config.n_positions,  # positions are relative: more is no error
-        )
-        self.quantization_steps: Steps = ()  # drafts know it by them if it is read dequantized
-        self.broadcast: Broadcast = identity  # where processes share the layers, see `t5_parallel`
-        self.shared = nn.Embedding(config.vocab_size, config.d_model)
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        """Embed the decoder's tokens: (B, L) int32 -> (B, L, d_model)."""
-        embedded: mx.array = self.shared(tokens)
-        return embedded
-
-    def encode(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
-        """Encode sources (B, S) int32, with the additive mask (B, 1, 1, S): (B, S, d_model)."""
-        memory: mx.array = self.encoder(self.shared(tokens), mask)
-        return memory
-
-    @property
-    def fingerprint(self) -> str:
-        """Hexadecimal digest of the configuration and of a sample of every weight."""
-        return f"{fingerprint(repr(self.config), self.parameters())} {self.dtype}"
-
-    @property
-    def output(self) -> nn.Module:
-        """The output matrix, which may be the embedding."""
-        matrix: nn.Module = self.lm_head if self.config.own_head else self.shared
-        return matrix
-
-    def __call__(self, encoder_tokens: mx.array, decoder_tokens: mx.array) -> mx.array:
-        """Return logits (B, L, V) of what follows each of `decoder_tokens`.
-
-        Sources (B, S) int32 are padded at the end; targets (B, L) int32 begin with the start token.
-        """
-        device.enter_thread()
-        mask = additive(encoder_tokens != self.config.pad_token_id, self.dtype)
-        return self.logits(self.decode(self.encode(encoder_tokens, mask), decoder_tokens, mask))
-
-    def decode(self, memory: mx.array, tokens: mx.array, mask: mx.array | None) -> mx.array:
-        """Run the decoder over whole sequences of tokens (B, L) int32, the start token first.
-
-        The encoder's memory (B, S, d_model) and the additive mask (B, 1, 1, S) of its padding ->
-        the last layer's output, (B, L, d_model), for `logits`.
-        """
-        batch, length = tokens.shape
-        # A cache with room for exactly these tokens: nothing comes before them.
-        shape = 2, batch, self.num_key_heads, length, self.decoder.head_size
-        cache = [mx.zeros(shape, self.dtype)] * self.config.num_decoder_layers
-        sources = self.decoder.read(memory, memory.shape[1])
-        start, tables = mx.zeros(1, dtype=mx.int32), self.decoder.tables()
-        x: mx.array
-        x, _ = self.decoder(self.embed(tokens), start, cache, sources, mask, tables)
-        return x
-
-
 class T5(EncoderDecoder):
     """A T5."""
 
@@ -464,16 +313,3 @@ class T5(EncoderDecoder):
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.quantization:
             quantize(self, config.quantization)
-
-
-def quantize(model: EncoderDecoder, how: Quantization) -> None:
-    """Replace the layers that `how` names by quantized ones."""
-
-    def chosen(path: str, module: nn.Module) -> bool:
-        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % how.group_size:
-            return False
-        if path in ("shared", "encoder_shared", "lm_head"):
-            return how.embeddings
-        return not (how.keep_wo and path.endswith(".wo"))
-
-    nn.quantize(model, how.group_size, how.bits, class_predicate=chosen)

@@ -15,11 +15,17 @@ import mlx.nn as nn
 import numpy as np
 
 from .. import device
-from ..decoding import ModelInfo, fingerprint
+from ..decoding import fingerprint
 from .config import T5Config, spread
-from .t5 import COMPILING, CompiledModel, EncoderDecoder
+from .encoder_decoder import (
+    COMPILING,
+    CompiledDecoder,
+    CompiledModel,
+    EncoderDecoder,
+    read_sources,
+)
+from .session import SharingSession, T5Session
 from .t5_parallel import split_of
-from .t5_session import CompiledDecoder, SharingSession, T5Session, read_sources
 
 PLACES = 4  # of each weight
 MOST_BLOCK = 16  # tokens
@@ -54,11 +60,6 @@ class SharingConfig:
     d_model: int | None = None  # the width of narrower layers; None for the target's
 
 
-def _of_target(name: str) -> Any:
-    """Return a property that reads the target's attribute of that name."""
-    return property(lambda draft: getattr(draft.target, name))
-
-
 class SharingDraft(CompiledModel):
     """A draft model for one target, whose encoder, embedding and output head it shares.
 
@@ -81,8 +82,10 @@ class SharingDraft(CompiledModel):
         self.own = config
         self.config = target.config.of_draft(config.num_decoder_layers, config.d_ff, config.d_model)
         self._target = (target,)  # MLX does not look into tuples: its weights are not the draft's
+        self.info = replace(target.info, block=config.block)
         self._compiled_with: CompiledDecoder | None = None  # the target's, of the same weights
-        self.decoder = type(target.decoder)(self.config)
+        stack: Any = type(target.decoder)
+        self.decoder = stack(self.config)
         if config.d_model:
             wide = target.config.d_model
             if config.d_model >= wide:
@@ -107,7 +110,15 @@ class SharingDraft(CompiledModel):
         """The model that this draft belongs to."""
         return self._target[0]
 
-    encode, head = map(_of_target, ("encode", "head"))
+    def encode(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
+        """Encode sources as the target does."""
+        return self.target.encode(tokens, mask)
+
+    @property
+    def head(self) -> nn.Module:
+        """The target's step from hidden states to logits."""
+        head: nn.Module = self.target.head
+        return head
 
     @property
     def output(self) -> nn.Module:
@@ -118,11 +129,6 @@ class SharingDraft(CompiledModel):
         narrow = nn.Linear(self.own.d_model, self.config.vocab_size, bias=False)
         narrow.weight = plain_weight(matrix) @ self.widen.weight
         return narrow
-
-    @property
-    def info(self) -> ModelInfo:
-        """The target's, with the draft's own block."""
-        return replace(self.target.info, block=self.own.block)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Embed tokens, and masks among them: (B, L) int32 -> (B, L, d_model of its layers)."""

@@ -16,8 +16,9 @@ import mlx.nn as nn
 
 from .cache import resized, write
 from .config import T5Config
+from .encoder_decoder import DecoderStack, EncoderDecoder, quantize
 from .position_bias import block_places, for_each_row
-from .t5 import T5, EncoderDecoder, FeedForward, Head, join_heads, quantize, split_heads
+from .t5 import T5, FeedForward, Head, join_heads, split_heads
 from .t5gemma_config import ModelConfig, StackConfig, T5GemmaConfig
 
 Masks = Mapping[str, mx.array]  # of each type of layer, additive, (B or 1, H or 1, L, T)
@@ -236,9 +237,7 @@ def _additive(seen: mx.array, dtype: mx.Dtype) -> mx.array:
     return mx.where(seen, mx.array(0, dtype), mx.array(mx.finfo(dtype).min, dtype))
 
 
-class Decoder(nn.Module):
-    """The decoder's layers; its last normalization is applied by `Head`."""
-
+class Decoder(DecoderStack):
     def __init__(self, config: T5GemmaConfig) -> None:
         super().__init__()
         stack = config.decoder
@@ -251,16 +250,7 @@ class Decoder(nn.Module):
         self.layers = [kind(config, stack, layer_type) for layer_type in stack.layer_types]
         self.norm = nn.RMSNorm(stack.hidden_size, stack.rms_norm_eps)
 
-    def padded(self, head_size: int) -> "Decoder":
-        """Return this decoder: its heads stay as they are."""
-        return self
-
-    def tables(self) -> list[mx.array]:
-        """Return constants of all passes; there are none."""
-        return []
-
     def read(self, memory: mx.array, width: int) -> list[mx.array]:
-        """Return each layer's keys and values of the memory (B, S, d), zeros from S on."""
         return [layer.read(memory, width) for layer in self.layers]
 
     def __call__(
@@ -272,7 +262,6 @@ class Decoder(nn.Module):
         mask: mx.array | None,
         tables: Sequence[mx.array],
     ) -> tuple[mx.array, list[mx.array]]:
-        """Run all layers over new positions of every row, as `t5.Decoder` does."""
         queries = offsets[:, None, None, None] + mx.arange(x.shape[1])[:, None]
         keys = mx.arange(cache[0].shape[-2])
         full, recent = keys <= queries, keys > queries - self.window
@@ -286,7 +275,6 @@ class Decoder(nn.Module):
     def whole(
         self, x: mx.array, memory: mx.array, mask: mx.array | None, block: int = 1
     ) -> mx.array:
-        """Run all layers over whole sequences, as `t5.Decoder.whole` does."""
         places, seen = block_places(x.shape[1] // block, block)
         recent = places > places[:, None] - self.window
         full, starts = seen[None, None], mx.arange(block)[None]
