@@ -1,11 +1,15 @@
 """The commands as a user runs them: text, JSON, models, help."""
 
+import ast
 import re
 import shutil
-from importlib import metadata
+import subprocess
+import sys
+from importlib import import_module, metadata
 from pathlib import Path
 
 from speculative_t5 import __version__, libraries
+from speculative_t5.cli.main import COMMANDS
 
 import pytest
 from commands import Call, in_a_shell, on_a_terminal
@@ -134,6 +138,40 @@ def test_help_groups_options_and_shows_only_what_a_command_takes(call: Call) -> 
     assert "Usage: python -m speculative_t5 convert " in call("convert", "--help").out
     installed = call("--help", program="speculative-t5").out
     assert "Usage: speculative-t5 [OPTIONS]" in installed and "--install-completion" in installed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "called"), [(["--help"], set()), (["models"], {"cli.models"})]
+)
+def test_only_the_command_that_is_called_is_imported(
+    arguments: list[str], called: set[str]
+) -> None:
+    code = f"""
+import sys
+from speculative_t5.cli import main
+sys.argv[1:] = {arguments}
+try:
+    main()
+finally:
+    print([name.partition(".")[2] for name in sys.modules if name.startswith("speculative_t5.")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = set(ast.literal_eval(done.stdout.splitlines()[-1]))
+    others = {f"cli.{name}" for name in (*COMMANDS, "job")} | {
+        "measure",
+        "distill",
+        "doctor",
+        "serve",
+    }
+    assert found & others == called
+
+
+def test_help_of_all_commands_says_what_that_of_each_begins_with(call: Call) -> None:
+    for name, summary in COMMANDS.items():
+        function = getattr(import_module(f"speculative_t5.cli.{name}"), name)
+        first, *_ = function.__doc__.split("\n\n")
+        assert " ".join(first.split()) == summary
+        assert summary in " ".join(call(name, "--help").out.split())
 
 
 def test_a_shell_completes(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The command line: the only package that prints, except for a progress bar on request.
 
-`main` is where all commands start, and what they share is in `options` and `terminal`. May import
-every other package.
+All commands start in `main`, which has a table of their names and imports the one that is called.
+What they share is in `options` and `terminal`. May import every other package.
 """
 
 from .main import convert_main, main

@@ -24,7 +24,7 @@ from ..generation import Generation, as_record
 from ..tables import write_table
 from ..tokenizers import MAX_LINE, Line, Source
 from .options import as_typed
-from .terminal import signals_held
+from .terminal import STATS_IN_JSON, signals_held
 
 MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the output adds some
 MAX_HELD, MAX_HELD_SIZE = 1000, 2**24  # of records with errors that wait for their turn
@@ -35,7 +35,6 @@ OPTIONAL = ("score", "truncated", "alternatives")
 COLUMNS = ("id", "prompt", "text", "finish_reason", "error")  # of each table, before others
 UNDONE = "not decoded when the run ended: run it again with --resume"
 ADVICE = "--resume to continue it, or --force to start over"
-COUNTS = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
 
 Requests = Iterable[tuple[int, list[int]]]
 Generate = Callable[[Requests], Iterator[tuple[int, Generation]]]
@@ -70,7 +69,7 @@ class Record:
             others = [as_record(each) for each in self.done.alternatives]
             record |= {"alternatives": others} if others else {}
             record["stats"] = {"tokens": stats.emitted}
-            record["stats"] |= {name: getattr(stats, name) for name in COUNTS}
+            record["stats"] |= {name: getattr(stats, name) for name in STATS_IN_JSON}
         return json_line(record)
 
 

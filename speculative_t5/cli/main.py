@@ -1,34 +1,25 @@
-"""The default command, `convert`, and the entry points of the command line."""
+"""The default command, the names of the others, and the entry points of the command line."""
 
 import json
 import os
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from importlib import metadata
+from dataclasses import fields
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
-from tqdm import tqdm
+from typer.core import TyperGroup
 
 from .. import libraries
 from .._version import __version__
-from ..checkpoints import DTYPES, as_listing, convert, inspect
 from ..distributed import process_group
-from ..errors import check_utf8, decoded, escaped
+from ..errors import check_utf8, decoded
 from ..generation import BatchOptions, Generation, GenerationOptions, as_record
-from ..options import option
 from . import terminal
-from .batch import batch
-from .bench import bench
-from .distill import distill
-from .doctor import doctor
-from .document import document
 from .examples import SENTENCES_TO_CORRECT
-from .job import COUNTS
-from .models import models
 from .options import (
     DEFAULT_MODEL,
     DecoderOptions,
@@ -39,10 +30,23 @@ from .options import (
     is_given,
     with_options,
 )
-from .repl import repl
-from .serve import serve
-from .terminal import footer, note
+from .terminal import STATS_IN_JSON, footer, note
 
+# The commands in the order of --help, each a function in a module of its name. Modules are imported
+# when they are called, so the first lines of the functions' docstrings are here as well.
+COMMANDS = {
+    "repl": "Try prompts and options one after another, on models that are loaded once.",
+    "batch": "Generate for each line of a file of prompts; write one JSON record per line, in "
+    "order.",
+    "document": "Rewrite texts of any length, for example to correct or translate them.",
+    "serve": "Serve models over HTTP, in the protocols of OpenAI, LanguageTool and LibreTranslate.",
+    "models": "List the models on this machine: family, size, stored types, and the drafts that "
+    "fit each.",
+    "convert": "Convert a Hugging Face T5 checkpoint to a model folder.",
+    "distill": "Train a draft for a T5 or T5Gemma from prompts alone.",
+    "bench": "Measure greedy decoding, one prompt at a time: plain, speculative, lookup, auto.",
+    "doctor": "Check on this machine that outputs are right, and measure how many tokens to draft.",
+}
 DEFAULT_PROMPT = SENTENCES_TO_CORRECT[0].removeprefix("correct: ")
 EXAMPLES = """Examples:
 
@@ -142,74 +146,21 @@ def generate(
     terminal.give_tips()
 
 
-@dataclass(frozen=True)
-class ConvertOptions:
-    """The keywords of `convert`."""
+class LazyGroup(TyperGroup):
+    """Imports a command's module when the command is called; --help needs only `COMMANDS`."""
 
-    model: str | None = option(None, "The same, as an option.")
-    dtype: str | None = option(
-        None, f"Type to store: {', '.join(DTYPES)}.", shown="the type in the checkpoint"
-    )
-    quantize: int | None = option(None, "Quantize matrices to 4 or 8 bits.")
-    group_size: int = option(64, "Weights that share a scale when quantized: 32, 64 or 128.")
-    keep_wo: bool | None = option(
-        None, "Leave the feed-forward's second matrix unquantized.", shown="in gated models"
-    )
-    adapter: str | None = option(
-        None,
-        "LoRA adapter of PEFT to merge first: a folder or a name; alone, into the model it names.",
-    )
-    output: Path | None = option(
-        None,
-        "Folder to write.",
-        shown="weights/<name> in a checkout, else in the user's data folder",
-    )
-    revision: str | None = option(None, "Branch, tag or commit on the Hub.")
-    force: bool = option(False, "Replace an existing model folder.")
-    allow_nonfinite: bool = option(False, "Convert even if some weights are NaN or infinite.")
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = load_command(args[0])
+        return super().resolve_command(ctx, args)
 
 
-@with_options
-def convert_command(
-    checkpoint: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Checkpoint folder, converted or not, or a name on the Hugging Face Hub.",
-        ),
-    ] = None,
-    *,
-    options: Annotated[dict[str, Any], ConvertOptions],
-    only_inspect: bool = option(
-        False, "Show what the checkpoint is, and which models here can draft for it; write nothing."
-    ),
-) -> None:
-    """Convert a Hugging Face T5 checkpoint to a model folder."""
-    given = [name for name in (checkpoint, options.pop("model")) if name is not None]
-    if not given and options["adapter"]:
-        given = [options["adapter"]]
-    if len(given) != 1:
-        raise ValueError(
-            f"convert takes one checkpoint, got {len(given)}: give the path of its folder, or a "
-            "name such as google/flan-t5-small"
-        )
-    (model,) = given
-    if only_inspect:
-        inspected = inspect(model, adapter=options["adapter"], revision=options["revision"])
-        print("\n".join(map(escaped, as_listing(inspected))))
-        return
-    # Not before the first bytes: a refusal stays one line.
-    with tqdm(
-        desc="converting", unit="B", unit_scale=True, disable=None, delay=1e-3, mininterval=0
-    ) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        folder = convert(model, **options, note=note, progress=show)
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    print(f"{escaped(str(folder))} ({size / 1e6:.1f} MB)")
+def load_command(name: str) -> Any:
+    """Import a command, and make of its function what the command line calls."""
+    app = terminal.new_app()
+    function = getattr(import_module(f".{name}", __package__), name)
+    app.command(name, help=_help(function))(function)
+    return typer.main.get_command(app)
 
 
 def main() -> NoReturn:
@@ -217,18 +168,20 @@ def main() -> NoReturn:
     installed = Path(sys.argv[0]).name != "__main__.py"
     name = "speculative-t5" if installed else "python -m speculative_t5"
     app = terminal.new_app(completion=installed)  # a shell completes the names of programs
-    epilog = EXAMPLES.format(name=name)
-    app.callback(invoke_without_command=True, epilog=epilog, help=_help(generate))(generate)
-    for command in (repl, batch, document, serve, models, convert_command, distill, bench, doctor):
-        app.command(command.__name__.removesuffix("_command"), help=_help(command))(command)
+    epilog, help = EXAMPLES.format(name=name), _help(generate)
+    app.callback(cls=LazyGroup, invoke_without_command=True, epilog=epilog, help=help)(generate)
+    for command, summary in COMMANDS.items():
+        app.command(command, help=summary)(_not_imported)
     terminal.run(app, name)
 
 
 def convert_main() -> NoReturn:
     """Run convert.py."""
-    app = terminal.new_app()
-    app.command(help=_help(convert_command))(convert_command)
-    terminal.run(app, "python convert.py")
+    terminal.run(load_command("convert"), "python convert.py")
+
+
+def _not_imported() -> None:
+    """Stand for a command in --help; `LazyGroup` puts the real one in its place."""
 
 
 def _help(command: Callable[..., None]) -> str:
@@ -266,7 +219,7 @@ def _read_prompt(*, asked: bool) -> str | None:
 
 def _as_dict(done: Generation) -> dict[str, object]:
     own = [each.name for each in fields(done.stats)]
-    names = [*COUNTS, *own, "acceptance_by_position", "tokens_per_second"]
+    names = [*STATS_IN_JSON, *own, "acceptance_by_position", "tokens_per_second"]
     stats = {name: getattr(done.stats, name) for name in names}
     found: dict[str, object] = {"text": done.text, "tokens": done.tokens, **as_record(done)}
     found["stats"] = stats

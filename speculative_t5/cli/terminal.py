@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
@@ -57,6 +57,9 @@ ADVICE = {
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # nothing more can be written
 
+# Of an output's statistics, in every form of JSON.
+STATS_IN_JSON = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
+
 TIPS_SWITCH = "SPECULATIVE_T5_TIPS"  # "0" silences them
 DAY = 24 * 60 * 60  # seconds
 
@@ -81,7 +84,7 @@ def new_app(*, completion: bool = False) -> typer.Typer:
     )  # fmt: skip
 
 
-def run(app: typer.Typer, name: str) -> NoReturn:
+def run(app: Callable[..., Any], name: str) -> NoReturn:
     """Run an application and exit; an error becomes one line on standard error.
 
     The exit code is 0, 2 for bad input, 1 for a failure while running, 3 if some of many prompts
