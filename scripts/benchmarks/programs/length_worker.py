@@ -48,7 +48,8 @@ def watch(decoder: Any, noted: Noted) -> None:
     """Let a decoder note what each round of its outputs drafted and took."""
     from speculative_t5.decoding import Outcome, Plan, Sampler, Schedule
 
-    plan_unwatched, has_model = decoder.plan, decoder.draft is not None
+    planner = getattr(decoder, "engine", decoder)  # an older checkout has no engine
+    plan_unwatched, has_model = planner.plan, decoder.draft is not None
 
     class Watcher(Schedule):
         def __init__(self, schedule: Schedule) -> None:
@@ -74,4 +75,4 @@ def watch(decoder: Any, noted: Noted) -> None:
         found = plan_unwatched(sampler, speculative=speculative)
         return replace(found, schedule=Watcher(found.schedule))
 
-    decoder.plan = plan
+    planner.plan = plan
