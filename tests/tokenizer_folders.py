@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -161,38 +162,55 @@ def _write_pieces(drawn: Drawn) -> int:
 
 def _draw_settings(draw: random.Random, kind: str) -> dict[str, Any]:
     settings: dict[str, Any] = {"tokenizer_class": draw.choice(CLASSES[kind])}
-    if kind in ("t5", "byt5"):
-        settings["extra_ids"] = 10
-    if kind in ("roberta", "gpt2"):
-        settings |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-        if draw.random() < 0.4:
-            settings["add_prefix_space"] = draw.random() < 0.5
-    if kind == "gpt2":
-        for name in ("add_bos_token", "add_eos_token"):
-            if draw.random() < 0.3:
-                settings[name] = draw.random() < 0.6
-    if kind == "bert":
-        for name in ("do_lower_case", "tokenize_chinese_chars", "strip_accents"):
-            if draw.random() < 0.4:
-                settings[name] = draw.random() < 0.5
-    if kind == "other":
-        settings |= {"eos_token": "</s>", "pad_token": "<pad>"}
-    if draw.random() < 0.4:
-        settings["clean_up_tokenization_spaces"] = draw.random() < 0.6
-    for name, value in IGNORED.items():
-        if draw.random() < 0.1:
-            settings[name] = value
-    if draw.random() < 0.15:
-        settings["split_special_tokens"] = draw.random() < 0.7
+    settings |= _draw_settings_of(draw, kind)
+    settings |= _draw_flag(draw, "clean_up_tokenization_spaces", given=0.4, on=0.6)
+    settings |= {name: value for name, value in IGNORED.items() if draw.random() < 0.1}
+    settings |= _draw_flag(draw, "split_special_tokens", given=0.15, on=0.7)
     if kind == "byt5":
         return settings  # transformers may give its ids to tokens with a role, too
+    return settings | _draw_roles(draw, kind)
+
+
+def _draw_settings_of(draw: random.Random, kind: str) -> dict[str, Any]:
+    """Draw what the settings of this kind alone have."""
+    if kind in ("t5", "byt5"):
+        return {"extra_ids": 10}
+    if kind == "bert":
+        names = ("do_lower_case", "tokenize_chinese_chars", "strip_accents")
+        return _draw_flags(draw, names, given=0.4, on=0.5)
+    if kind == "other":
+        return {"eos_token": "</s>", "pad_token": "<pad>"}
+    settings: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings |= _draw_flag(draw, "add_prefix_space", given=0.4, on=0.5)
+    if kind == "gpt2":
+        settings |= _draw_flags(draw, ("add_bos_token", "add_eos_token"), given=0.3, on=0.6)
+    return settings
+
+
+def _draw_flag(draw: random.Random, name: str, *, given: float, on: float) -> dict[str, bool]:
+    """Draw whether a setting is given, and whether it is true then, by these chances."""
+    return {name: draw.random() < on} if draw.random() < given else {}
+
+
+def _draw_flags(
+    draw: random.Random, names: Sequence[str], *, given: float, on: float
+) -> dict[str, bool]:
+    flags: dict[str, bool] = {}
+    for name in names:
+        flags |= _draw_flag(draw, name, given=given, on=on)
+    return flags
+
+
+def _draw_roles(draw: random.Random, kind: str) -> dict[str, Any]:
+    """Draw tokens with a role, which the vocabulary may lack."""
+    roles: dict[str, Any] = {}
     if draw.random() < 0.2:
         name = draw.choice(["<sep>", "</s>" if kind != "bert" else "[SEP]"])
         whole = {"__type": "AddedToken", "content": name, "lstrip": True, "special": True}
-        settings["sep_token"] = name if kind == "other" else draw.choice([name, whole])
+        roles["sep_token"] = name if kind == "other" else draw.choice([name, whole])
     if draw.random() < 0.15:
-        settings["task_token"] = "<task>"
-    return settings
+        roles["task_token"] = "<task>"
+    return roles
 
 
 def _draw_added(draw: random.Random) -> list[dict[str, Any]]:
