@@ -138,6 +138,9 @@ def test_the_command_measures_the_shipped_pair(
     plain, drafting, *_ = (SimpleNamespace(**row) for row in result["rows"])
     assert plain.speedup == plain.tokens_per_round == 1 and plain.acceptance == 0
     assert drafting.tokens_per_second > 0 and drafting.verify_ms > 0
+
+
+def test_draft_lengths_are_numbers_and_ranges() -> None:
     assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
 
 

@@ -144,6 +144,9 @@ def test_a_block_for_an_issue_has_every_section(
     assert len(head) == len(ours) == 10
     assert ours[6] == f"{details['measured_speedup']:.2f}"
     assert ours[9].split(", ") == [*details["auto"]["rounds"]][:3]
+
+
+def test_a_block_for_an_issue_has_what_was_chosen_and_no_other_form(call: Call) -> None:
     done = call("doctor", "--report", "--only", "versions")
     assert tables(done.out).keys() == {"machine", "check"}
     for other in ("--json", "--list"):

@@ -230,31 +230,48 @@ def test_what_a_kill_left_is_finished(tmp_path: Path, state: str, keep: bool) ->
         assert found == wanted
 
 
-def test_files_that_would_lose_something_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def plain_file(tmp_path: Path) -> Path:
+    """A file that may be replaced."""
     path = tmp_path / "a"
     path.write_bytes(OLD)
     check_replaceable(path)
-    path.chmod(0o444)
+    return path
+
+
+def test_a_write_protected_file_is_not_replaced(plain_file: Path) -> None:
+    plain_file.chmod(0o444)
     with refused("a is write-protected"):
-        check_replaceable(path)
-    path.chmod(0o644)
-    with monkeypatch.context() as patch, refused("a is in a folder that may not be written"):
-        patch.setattr(os, "access", lambda name, _: name != tmp_path)
-        check_replaceable(path)
-    os.link(path, tmp_path / "b")
+        check_replaceable(plain_file)
+
+
+def test_a_file_in_a_write_protected_folder_is_not_replaced(
+    plain_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda name, _: name != plain_file.parent)
+    with refused("a is in a folder that may not be written"):
+        check_replaceable(plain_file)
+
+
+def test_a_file_of_two_names_is_not_replaced(plain_file: Path) -> None:
+    os.link(plain_file, plain_file.with_name("b"))
     with refused("a has 2 names .hard links."):
-        check_replaceable(path)
-    (tmp_path / "b").unlink()
-    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+        check_replaceable(plain_file)
+
+
+def test_a_file_of_another_user_is_not_replaced(
+    plain_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: plain_file.stat().st_uid + 1)
     with refused("a belongs to another user or group"):
-        check_replaceable(path)
-    monkeypatch.undo()
-    path.unlink()
-    os.mkfifo(path)
+        check_replaceable(plain_file)
+
+
+def test_a_pipe_is_not_replaced(plain_file: Path) -> None:
+    plain_file.unlink()
+    os.mkfifo(plain_file)
     with refused("a is no plain file"):
-        check_replaceable(path)
+        check_replaceable(plain_file)
 
 
 def test_what_a_new_file_cannot_be_given_is_not_dropped(

@@ -63,13 +63,19 @@ def test_json_lines_have_a_field_and_perhaps_an_id() -> None:
     assert (line.id, line.prompt) == (1, "b")
 
 
-def test_lines_that_cannot_be_used_have_an_error() -> None:
+def test_lines_that_are_no_json_objects_have_an_error() -> None:
     assert errors(b'x\n\n[1]\n"s"\n') == [
         f"not JSON: Expecting value at character 1; {ONE_OBJECT}",
         EMPTY_LINE,
         f"not a JSON object but an array; {ONE_OBJECT}",
         f"not a JSON object but a string; {ONE_OBJECT}",
     ]
+    unclosed, control = errors(b'{"text": "a\n{"text": "a\tb"}')
+    assert unclosed == f"not JSON: Unterminated string starting at character 10; {ONE_OBJECT}"
+    assert control == f"not JSON: Invalid control character at character 12; {ONE_OBJECT}"
+
+
+def test_lines_without_a_text_have_an_error() -> None:
     assert errors(b'{}\n{"a": 1, "b": 2}\n{"text": null}\n{"text": {}}\n{"text": " "}') == [
         "no field 'text' (found: nothing): give the prompt's field with --prompt-field",
         "no field 'text' (found: 'a', 'b'): give the prompt's field with --prompt-field",
@@ -77,21 +83,27 @@ def test_lines_that_cannot_be_used_have_an_error() -> None:
         "'text' is an object, expected a string",
         "'text' is empty, expected a prompt",
     ]
-    unclosed, control = errors(b'{"text": "a\n{"text": "a\tb"}')
-    assert unclosed == f"not JSON: Unterminated string starting at character 10; {ONE_OBJECT}"
-    assert control == f"not JSON: Invalid control character at character 12; {ONE_OBJECT}"
+
+
+def test_lines_that_are_no_text_have_an_error() -> None:
     (error,) = errors(b'{"text": "\\ud800"}')
     assert error == "'text' holds half of a surrogate pair, expected text"
     (error,) = errors(b'{"text": "a", "id": "\\ud800"}')
     assert error == "'id' is half of a surrogate pair, expected a string or an integer"
     (error,) = errors(b"ab\xff\n", "text")
     assert error == "not UTF-8: byte 0xff at offset 2; convert it to UTF-8"
+
+
+def test_lines_that_are_nested_too_deep_have_an_error() -> None:
     (error,) = errors(b"[" * 100_000)
     assert error is not None and error.startswith("not JSON: ")
     (error,) = errors(b'{"text": "a", "x": %s}' % (b"[" * 100 + b"]" * 100))
     assert error == "nested more than 100 deep: leave out what is"
     (line,) = lines(b'{"text": "a", "x": %s}' % (b"[" * 99 + b"]" * 99), "jsonl")
     assert line.prompt == "a"
+
+
+def test_ids_that_cannot_be_used_are_an_error_and_not_kept() -> None:
     for own, kind in (("1.5", "a number"), ("[]", "an array"), ("true", "a boolean")):
         (line,) = lines(b'{"text": "a", "id": %s}' % own.encode(), "jsonl")
         assert line.error == f"'id' is {kind}, expected a string or an integer" and line.id == 1

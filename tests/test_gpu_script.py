@@ -162,14 +162,21 @@ def write_results(folder: Path, steps: Sequence[Step], **codes: int | None) -> N
     (folder / "machine.out").write_text(outputs["machine"])
 
 
-def test_tables_have_every_result(tmp_path: Path) -> None:
-    write_results(tmp_path, STEPS, tests=1)
+def test_tables_stand_between_the_marks_of_a_page(tmp_path: Path) -> None:
+    write_results(tmp_path, STEPS)
     page = tmp_path / "page.md"
     page.write_text(f"Before.\n{BEGIN}\nNothing has been measured.\n{END}\nAfter.\n")
     gpu_tables.write(page, gpu_tables.section(STEPS, tmp_path))
     text = page.read_text()
     assert text.startswith(f"Before.\n{BEGIN}\n\n{HEADING}\n") and text.endswith(f"{END}\nAfter.\n")
     assert "Nothing" not in text
+    gpu_tables.write(page, gpu_tables.section(STEPS, tmp_path))
+    assert page.read_text() == text
+
+
+def test_tables_have_every_result(tmp_path: Path) -> None:
+    write_results(tmp_path, STEPS, tests=1)
+    text = gpu_tables.section(STEPS, tmp_path)
     assert "Measured on 2027-01-02 with MLX 0.99 (cuda), speculative_t5 1.0, Python 3.11" in text
     assert f"all is well in ./docs of ~, not {Path.home()}x\n" in text
     assert "FAILED tests/test_x.py::test_y - no\n1 failed, 2 passed in 3.00s\n" in text
@@ -181,8 +188,6 @@ def test_tables_have_every_result(tmp_path: Path) -> None:
     assert all(step.line() in text for step in STEPS[1:]), "each with its command"
     assert "failed with" not in text and "not run" not in text
     assert text.count("```") % 2 == 0
-    gpu_tables.write(page, gpu_tables.section(STEPS, tmp_path))
-    assert page.read_text() == text
 
 
 def test_tables_name_what_failed_and_what_is_missing(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_outputs_end_before_the_first_stop_string(
     for decoder in decoders.values():
         whole = decoder.generate_batch(PROMPTS, **options)
         found = decoder.generate_batch(PROMPTS, stop=stops, batch_size=2, **options)
-        for prompt, before, out in zip(PROMPTS, whole, found, strict=True):
+        for before, out in zip(whole, found, strict=True):
             expected = by_definition(before.text, stops)
             stopped = expected is not None
             assert out.text == (expected if stopped else before.text)
@@ -107,14 +107,25 @@ def test_outputs_end_before_the_first_stop_string(
             assert not stopped or by_definition(Letters().decode(out.tokens[:-1]), stops) is None
             assert len(list(out.stats.origins())) == out.stats.emitted
             reasons.add(out.finish_reason)
-            if prompt == PROMPTS[0]:
-                chunks = list(decoder.stream(prompt, stop=stops, **options))
-                assert "".join(chunk.text for chunk in chunks) == out.text
-                assert chunks[-1].finish_reason == out.finish_reason
-                assert [t for chunk in chunks for t in chunk.tokens] == out.tokens
-                origins = [origin for chunk in chunks for origin in chunk.origins]
-                assert origins == [token.origin for token in out.trace]
     assert "stop" in reasons
+
+
+@pytest.mark.parametrize("where", [(3, 5), (4, 8), (6, 7)])
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_streams_end_as_outputs_do(
+    decoders: dict[str, SpeculativeDecoder], where: tuple[int, int], temperature: float
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 30, "temperature": temperature, "seed": 5}
+    texts = [decoders["plain"].generate(prompt, **options).text for prompt in PROMPTS[:2]]
+    stops = [text[slice(*where)] for text in texts]
+    for decoder in decoders.values():
+        out = decoder.generate(PROMPTS[0], stop=stops, **options)
+        chunks = list(decoder.stream(PROMPTS[0], stop=stops, **options))
+        assert "".join(chunk.text for chunk in chunks) == out.text
+        assert chunks[-1].finish_reason == out.finish_reason
+        assert [t for chunk in chunks for t in chunk.tokens] == out.tokens
+        origins = [origin for chunk in chunks for origin in chunk.origins]
+        assert origins == [token.origin for token in out.trace]
 
 
 def test_stop_ids_end_an_output_as_eos_does(decoders: dict[str, SpeculativeDecoder]) -> None:

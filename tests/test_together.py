@@ -109,6 +109,10 @@ def test_each_process_has_some_of_the_lines(here: Path, expected: bytes) -> None
     assert code == 3 and said == "[20 records in out.jsonl, 1 with errors]\n"
     assert (here / "out.jsonl").read_bytes() == expected
     assert not list(here.glob("out.jsonl.*"))
+
+
+def test_processes_leave_an_output_that_was_joined_alone(here: Path, expected: bytes) -> None:
+    (here / "out.jsonl").write_bytes(expected)
     for more in ((), ("--resume",)):
         results = together(here, 2, *BATCH, "out.jsonl", *more)
         assert_refused(results, "out.jsonl is not empty")
