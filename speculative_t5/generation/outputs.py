@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..decoding import (
     NOTHING_LEFT,
@@ -50,7 +50,7 @@ class Chunk:
     """One round of a stream; its `text` continues that of the chunks before it."""
 
     text: str
-    tokens: list[int]
+    tokens: list[int] = field(hash=False)
     num_accepted: int
     stats: Stats
     finish_reason: FinishReason | None = None
@@ -70,7 +70,8 @@ class Generation:
     """A finished output; notebooks display it through `_repr_html_`."""
 
     text: str  # up to a stop string; empty without a tokenizer
-    tokens: list[int]  # without EOS or the stop id; the last may complete a stop string
+    # Without EOS or the stop id; the last may complete a stop string.
+    tokens: list[int] = field(hash=False)
     finish_reason: FinishReason  # "length" also where the context ends
     stats: Stats
     pieces: tuple[str, ...] = ()  # the text of each token; none without a tokenizer
