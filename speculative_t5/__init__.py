@@ -22,19 +22,43 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from .checkpoints import load
     from .decoding import Stats
-    from .generation import Chunk, Generation, SpeculativeDecoder
+    from .documents import Rewritten
+    from .generation import (
+        Chunk,
+        DecodingOptions,
+        Generation,
+        GenerationOptions,
+        SpeculativeDecoder,
+        Token,
+    )
     from .models import T5Config
 
 _PACKAGES = {
     "Chunk": "generation",
+    "DecodingOptions": "generation",
     "Generation": "generation",
+    "GenerationOptions": "generation",
+    "Rewritten": "documents",
     "SpeculativeDecoder": "generation",
     "Stats": "decoding",
     "T5Config": "models",
+    "Token": "generation",
     "load": "checkpoints",
 }
 
-__all__ = ["Chunk", "Generation", "SpeculativeDecoder", "Stats", "T5Config", "__version__", "load"]
+__all__ = [
+    "Chunk",
+    "DecodingOptions",
+    "Generation",
+    "GenerationOptions",
+    "Rewritten",
+    "SpeculativeDecoder",
+    "Stats",
+    "T5Config",
+    "Token",
+    "__version__",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,11 +2,14 @@
 
 import inspect
 import operator
+import re
 import string
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields
-from functools import wraps
+from functools import cache, wraps
 from numbers import Real
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from .errors import shown
@@ -16,6 +19,8 @@ S = TypeVar("S")
 A = TypeVar("A")
 R = TypeVar("R")
 Options = TypeVar("Options")
+
+_FLAG = re.compile(r"--([a-z][a-z-]*)")
 
 
 class OptionError(ValueError):
@@ -97,6 +102,7 @@ def option(
     default: Any,
     help: str,
     *,
+    python: str | None = None,
     panel: str | None = None,
     shown: str | None = None,
     least: float | None = None,
@@ -104,20 +110,46 @@ def option(
 ) -> Any:
     """Return the field of a dataclass for an option, with its range and the words of --help.
 
-    `panel` is its heading there, and `shown` its default where that is not the value itself. The
-    `least` value of a number is an integer if the option is one.
+    `python` is what docstrings say instead, where it takes another form in Python or there is more
+    to say. `panel` is its heading in --help, and `shown` its default there where that is not the
+    value itself. The `least` value of a number is an integer if the option is one.
     """
     about = {"help": help, "panel": panel, "shown": shown, "least": least, "most": most}
-    return field(default=default, metadata=about)
+    return field(default=default, metadata={**about, "python": python})
+
+
+def python_option(default: Any, text: str) -> Any:
+    """Return the field for an option that no command line has, with what docstrings say of it."""
+    return field(default=default, metadata={"help": None, "least": None, "python": text})
 
 
 def described(options: Any) -> Any:
-    """Add to a dataclass's docstring what its options do, in the words of --help; see `option`."""
-    helps = [(each.name, each.metadata["help"]) for each in fields(options) if each.metadata]
-    if options.__doc__:  # python -OO leaves docstrings out
-        lines = ["\nOptions:", *(f"\n    {name}: {text}" for name, text in helps)]
-        options.__doc__ += "".join(lines)
+    """Add to the docstring of a dataclass of options what each does; see `option`."""
+    options.__doc__ = _with_options(options.__doc__, options)
     return options
+
+
+def _with_options(doc: str | None, options: Any) -> str | None:
+    """Return a docstring with a section of what each option does."""
+    if not doc:  # python -OO leaves docstrings out
+        return doc
+    *_, indent = doc.split("\n")  # before the quotes that end it
+    indent = "" if indent.strip() else indent
+    told = [
+        each
+        for each in sorted(fields(options), key=lambda each: bool(each.kw_only))
+        if each.metadata
+    ]
+    texts = [(each.name, each.metadata["python"] or each.metadata["help"]) for each in told]
+    lines = [_described_option(name, text, indent) for name, text in texts]
+    return "\n".join([doc.rstrip(), "", f"{indent}Options:", *lines, indent])
+
+
+@cache  # several methods take the same options
+def _described_option(name: str, text: str, indent: str) -> str:
+    text = _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
+    first, others = f"{indent}    ", f"{indent}        "
+    return textwrap.fill(f"{name}: {text}", 100, initial_indent=first, subsequent_indent=others)
 
 
 def check_options(options: Any) -> None:
@@ -136,32 +168,63 @@ def check_options(options: Any) -> None:
             raise option_error(each.name, f"between {least:g} and {most:g}", value)
 
 
+def settle(options: object, **values: object) -> None:
+    """Give fields of a frozen value their final form; for its `__post_init__` alone."""
+    for name, value in values.items():
+        object.__setattr__(options, name, value)
+
+
 def takes(
-    options: Callable[P, Options],
+    options: Callable[P, Options], other_names: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Callable[[S, A, Options], R]], Callable[Concatenate[S, A, P], R]]:
     """Let a method of one argument and options take the options' fields as keywords instead.
 
-    Others are refused; type checkers, editors and `help` know those that there are.
+    Others are refused with the place or the name that they have here; `other_names` are those of
+    other programs, with ours. Type checkers, editors and `help` know the options that there are.
     """
 
     def decorate(method: Callable[[S, A, Options], R]) -> Callable[Concatenate[S, A, P], R]:
         own, fields = inspect.signature(method), inspect.signature(options).parameters
         first_two = [*own.parameters.values()][:2]
         signature = own.replace(parameters=[*first_two, *fields.values()])
+        title = method.__qualname__
+        for name in fields:
+            _takers.setdefault(name, []).append(title)
 
         @wraps(method)
         def call(*args: Any, **keywords: Any) -> R:
             for name in keywords:
                 if name not in signature.parameters:
-                    raise TypeError(
-                        f"{method.__qualname__}() got an unexpected keyword argument {name!r}: "
-                        "help() of it lists all options"
-                    )
+                    raise _unknown_keyword(title, name, signature.parameters, other_names)
             given = signature.bind(*args, **keywords).arguments
             arguments = [given.pop(each.name) for each in first_two]
             return method(*arguments, options(**given))  # type: ignore[call-arg]
 
+        call.__doc__ = _with_options(method.__doc__, options)
         call.__signature__ = signature  # type: ignore[attr-defined]
         return cast(Callable[Concatenate[S, A, P], R], call)
 
     return decorate
+
+
+_takers: dict[str, list[str]] = {}  # the methods that take an option, in the order of definition
+
+
+def _unknown_keyword(
+    title: str, name: str, known: Iterable[str], other_names: Mapping[str, str]
+) -> TypeError:
+    """Return the error for a keyword that a method does not take, with what to write instead."""
+    wrong = f"{title}() got an unexpected keyword argument {name!r}"
+    ours = other_names.get(name, name)
+    if ours in known:
+        return TypeError(f"{wrong}: write {ours}")
+    if ours in _takers:
+        *_, where = _takers[ours][0].split(".")
+        where = "the constructor" if where == "__init__" else where
+        named = "" if ours == name else f"{ours} here, "
+        return TypeError(f"{wrong}, which is {named}an option of {where}: give it there")
+    import difflib  # which an import of the package can do without
+
+    if near := difflib.get_close_matches(name, [*known, *_takers], 1, cutoff=0.8):
+        return TypeError(f"{wrong}: write {near[0]} if you meant that")
+    return TypeError(f"{wrong}: help() of it lists all options")

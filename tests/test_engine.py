@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import decode
@@ -72,3 +72,26 @@ def test_options_of_a_batch_are_checked_without_a_prompt(
     with refused(fault):
         decoder.check_batch(BatchOptions(**options))
     decoder.check_batch(BatchOptions(speculative=False, max_tokens=3))
+
+
+def test_a_decoder_shows_its_models_and_how_they_draft() -> None:
+    pair = SpeculativeDecoder.from_pretrained("correct-base", num_draft=3)
+    for options, shown in (
+        ({"draft": None}, "draft=None"),
+        ({"draft": "lookup"}, "draft='lookup', num_draft='auto', verify='coupled'"),
+        (
+            {"draft": pair.draft, "num_draft": 3, "delta": 0.5, "lookup": True},
+            "draft='correct-small', lookup=True, num_draft=3, verify='token', delta=0.5",
+        ),
+        (
+            {"draft": pair.draft, "verify": "block", "steady": True},
+            "draft='correct-small', num_draft='auto', verify='block', steady=True",
+        ),
+    ):
+        options = cast(dict[str, Any], options)
+        made = SpeculativeDecoder(pair.model, tokenizer=pair.tokenizer, **options)
+        assert repr(made) == f"SpeculativeDecoder('correct-base', {shown})"
+    unnamed = SpeculativeDecoder(tiny_model(), tiny_model(seed=1))
+    assert repr(unnamed) == (
+        "SpeculativeDecoder(<T5>, draft=<T5>, num_draft='auto', verify='coupled')"
+    )

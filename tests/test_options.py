@@ -3,7 +3,10 @@
 import copy
 import inspect
 import pickle
+import pydoc
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,14 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import Sampler, Verifier
 from speculative_t5.generation import BatchOptions, DraftingOptions, GenerationOptions
-from speculative_t5.generation.options import SingleOptions
+from speculative_t5.generation.decoder_options import LoadingOptions
+from speculative_t5.generation.options import OTHER_NAMES, SingleOptions
 from speculative_t5.tokenizers import PromptEncoder
 
 import pytest
 from checkpoints import refused
-from conftest import GREEDY, tiny_model
+from conftest import GREEDY, REPOSITORY, tiny_model
+from messages import check_message
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, Any]:
@@ -58,9 +63,69 @@ def test_an_unknown_keyword_is_a_type_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["generate", "stream", "iter_batch", "rewrite", "__init__"])
 def test_an_unknown_keyword_is_refused_with_what_lists_the_known(method: str) -> None:
     decoder = SpeculativeDecoder(tiny_model(vocab_size=20))
-    said = f"{method}() got an unexpected keyword argument 'do_sample': help() of it lists all"
+    said = f"{method}() got an unexpected keyword argument 'zeal': help() of it lists all"
     with pytest.raises(TypeError, match=f"{re.escape(said)} options$"):
-        getattr(decoder, method)("x", do_sample=True)
+        getattr(decoder, method)("x", zeal=True)
+
+
+ELSEWHERE = [
+    ("generate", "num_draft", ", which is an option of the constructor: give it there"),
+    ("rewrite", "delta", ", which is an option of the constructor: give it there"),
+    ("__init__", "temperature", ", which is an option of generate: give it there"),
+    ("from_pretrained", "stop", ", which is an option of generate: give it there"),
+    ("generate", "batch_size", ", which is an option of generate_batch: give it there"),
+    ("stream", "probabilities", ", which is an option of generate: give it there"),
+    ("generate", "max_length", ": write max_tokens"),
+    ("rewrite", "max_length", ": write max_tokens"),
+    ("generate_batch", "min_new_tokens", ": write min_tokens"),
+    ("__init__", "num_assistant_tokens", ": write num_draft"),
+    (
+        "generate",
+        "assistant_model",
+        ", which is draft here, an option of the constructor: give it there",
+    ),
+    ("generate", "temprature", ": write temperature if you meant that"),
+    ("__init__", "num_drafts", ": write num_draft if you meant that"),
+]
+
+
+@pytest.mark.parametrize(("method", "keyword", "advice"), ELSEWHERE)
+def test_a_keyword_from_elsewhere_is_refused_with_what_to_write_here(
+    method: str, keyword: str, advice: str
+) -> None:
+    decoder = SpeculativeDecoder(tiny_model(vocab_size=20))
+    with pytest.raises(TypeError) as refusal:
+        getattr(decoder, method)("x", **{keyword: 3})
+    text = str(refusal.value)
+    assert text.endswith(f"{method}() got an unexpected keyword argument {keyword!r}{advice}")
+    check_message(text)
+
+
+def test_names_of_other_programs_stand_for_options_that_there_are() -> None:
+    known = {name for each in (GenerationOptions, LoadingOptions) for name in parameters(each)}
+    assert {*OTHER_NAMES.values()} <= known and not known & {*OTHER_NAMES} - {"max_new_tokens"}
+
+
+EMPTY = inspect.Parameter.empty
+TAKING = ["generate", "generate_batch", "iter_batch", "stream", "from_pretrained", "rewrite"]
+
+
+@pytest.mark.parametrize("method", ["__init__", *TAKING])
+def test_help_says_what_each_option_does(method: str) -> None:
+    function = getattr(SpeculativeDecoder, method)
+    shown = pydoc.render_doc(function, renderer=pydoc.plaintext)
+    assert "--" not in shown, "options of a command line"
+    section = shown.partition("    Options:\n")[2]
+    told = re.findall(r"^ {8}(\w+): \S.+$", section, re.MULTILINE)
+    assert told == [name for name, default in parameters(function).items() if default is not EMPTY]
+    whole = pydoc.render_doc(SpeculativeDecoder, renderer=pydoc.plaintext)
+    assert section.rstrip() in re.sub(r"^ \|  ", "", whole, flags=re.MULTILINE)
+
+
+def test_an_interpreter_without_docstrings_has_the_same_methods() -> None:
+    code = "from speculative_t5 import SpeculativeDecoder as S; print(S.generate.__doc__)"
+    command = [sys.executable, "-OO", "-c", code]
+    assert subprocess.check_output(command, text=True, cwd=REPOSITORY) == "None\n"
 
 
 @pytest.mark.parametrize(

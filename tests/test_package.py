@@ -51,7 +51,19 @@ print([name for name in ("torch", "transformers", "huggingface_hub", "mlx_lm")
        if name in sys.modules], os.environ["MLX_ENABLE_TF32"])
 """
     assert python(code) == ["[] 0"]
+
+
+def test_all_public_names_are_listed_and_imported_when_they_are_used() -> None:
+    assert dir(speculative_t5) == speculative_t5.__all__ == sorted(speculative_t5.__all__)
     assert all(hasattr(speculative_t5, name) for name in speculative_t5.__all__)
+    code = """
+import sys
+from speculative_t5 import DecodingOptions, GenerationOptions, SpeculativeDecoder, Token
+print("speculative_t5.documents" in sys.modules)
+from speculative_t5 import Rewritten
+print(Rewritten.__module__)
+"""
+    assert python(code) == ["False", "speculative_t5.documents.rewriting"]
 
 
 # What a Python reads before it is told that it is too old.

@@ -5,14 +5,19 @@ import dataclasses
 import json
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import Element, fromstring
 
+from speculative_t5 import Rewritten, SpeculativeDecoder
 from speculative_t5.decoding.results import Round, Stats, Tally, origins_of_round
+from speculative_t5.documents import Piece
 from speculative_t5.generation.outputs import Chunk, Generation, as_chunk, as_generation
 from speculative_t5.tokenizers import ByteTokenizer, Detokenizer
 
 import pytest
+from conftest import tiny_model
 
 # Three rounds: a rejection, a whole draft, a draft that is cut at the end.
 STATS = Stats((3, 3, 3), (3, 3, 3), (1, 3, 2), emitted=8, seconds=0.5)
@@ -145,3 +150,20 @@ def test_hovering_shows_round_and_probabilities() -> None:
     bare = dataclasses.replace(DONE, probabilities=None)
     assert tokens(bare)[1][2] == "round 1: recovered\nid 6"
     assert "probabilities=True" in bare._repr_html_()
+
+
+def results_of(decoder: SpeculativeDecoder) -> list[Any]:
+    out = decoder.generate([3, 4, 1], max_tokens=5, probabilities=True)
+    chunks = list(decoder.stream([3, 4, 1], max_tokens=5))
+    rewritten = Rewritten("b", "a", (Piece(1, "a", "b", stats=STATS),), STATS)
+    timed = [replace(each, stats=STATS) for each in (out, *chunks)]
+    return [*timed, *out.trace, STATS, rewritten]
+
+
+def test_equal_results_have_equal_hashes() -> None:
+    decoder = SpeculativeDecoder(tiny_model(vocab_size=20), "lookup", num_draft=2)
+    results, again = results_of(decoder), results_of(decoder)
+    assert results == again
+    assert [*map(hash, results)] == [*map(hash, again)]
+    for chunk in decoder.stream([3, 4, 1], max_tokens=5):
+        assert hash(chunk) == hash(copy.deepcopy(chunk)), "with counts that still grow"

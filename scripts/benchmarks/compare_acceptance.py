@@ -21,7 +21,7 @@ from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.doctor.outputs import chi_square, p_value
-from speculative_t5.generation.options import VerifyRule
+from speculative_t5.generation import VerifyRule
 
 import mlx.core as mx
 import numpy as np

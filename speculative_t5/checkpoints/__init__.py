@@ -21,5 +21,5 @@ from .model_folder import (
 )
 from .t5 import open_checkpoint
 from .t5_draft import load_draft, save_draft
-from .tasks import read_task
+from .tasks import RENAMED_OPTIONS, read_task
 from .tensors import dtype_name

@@ -103,11 +103,14 @@ def load(
         raise ValueError(
             f"only a T5 can be split among processes: load {folder.path} without a group"
         )
+    name = short_name(name_or_path)
     if folder.kind == "t5-draft":
-        return load_draft(folder.path, target), None
+        draft = load_draft(folder.path, target)
+        draft.name = name
+        return draft, None
     least = folder.min_probability
     model, tokenizer = _load_t5(folder, computed, group)
-    model.min_probability = least or 0.0
+    model.min_probability, model.name = least or 0.0, name
     return model, tokenizer
 
 

@@ -178,7 +178,8 @@ def with_options(
         if is_dataclass(group):
             groups[name], hints = group, get_type_hints(group)
             # Fields without words for --help are for Python alone.
-            told = [f for f in fields(group) if f.metadata and changes.get(f.name, {}) is not None]
+            told = [f for f in fields(group) if f.metadata.get("help")]
+            told = [f for f in told if changes.get(f.name, {}) is not None]
             told.sort(key=lambda each: PANELS.index(each.metadata["panel"]))
             parameters += [_parameter(f.name, hints[f.name], f, changes) for f in told]
         elif isinstance(given.default, Field):

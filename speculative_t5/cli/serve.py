@@ -17,7 +17,7 @@ import typer
 
 from ..checkpoints import loaded_size, locate, read_tokenizer
 from ..errors import escaped, first_line, rounded_up
-from ..generation import GenerationOptions
+from ..generation import GenerationOptions, num_rows
 from ..options import check_integer
 from .options import (
     DEFAULT_MODEL,
@@ -124,7 +124,7 @@ def serve(
     served = []
     for name in names:
         own, keywords = choose(ctx, replace(options, model=name), keywords)
-        served.append(_served(own, own.rows(batch_size), max_queue))
+        served.append(_served(own, num_rows(batch_size, steady=own.steady), max_queue))
         if len(names) > 1:  # a wrong one is refused at once
             served[-1].read_tokenizer()
         if len(names) > 1 or memory is not None:

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 
 from ..decoding import Stats, total
 from ..errors import check_utf8, count, rounded_down
-from ..generation import BatchOptions, Generation
-from ..options import OptionError, check_options, described, option, takes
+from ..generation import OTHER_NAMES, BatchOptions, Generation
+from ..options import OptionError, check_options, described, option, python_option, takes
 from .comparison import as_page, as_table
 from .layout import arranged, same_facts, similarity
 from .splitting import (
@@ -98,9 +98,11 @@ class RewriteOptions:
 class TextOptions(RewriteOptions):
     """The options of `rewrite`."""
 
-    batch_size: int | None = None  # pieces to decode side by side; None is 16, or 1 if steady
-    speculative: bool = True  # False decodes with the target alone
-    progress: bool = False  # shows a bar on standard error
+    batch_size: int | None = python_option(
+        None, "Pieces to decode side by side; None is 16, or 1 if the decoder is steady."
+    )
+    speculative: bool = python_option(True, "False decodes with the target alone.")
+    progress: bool = python_option(False, "Show a bar on standard error.")
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class Rewritten:
         return as_table(self)
 
 
-@takes(TextOptions)
+@takes(TextOptions, OTHER_NAMES)
 def rewrite(decoder: TextDecoder, text: str, options: TextOptions) -> Rewritten:
     r"""Rewrite a text of any length, and keep its lines and all that is not a sentence.
 

@@ -1,21 +1,14 @@
 """`SpeculativeDecoder`: from prompts to rounds of ids, and from rounds to texts.
 
-`options` are values, made once from keyword arguments and passed on whole; `outputs` are values as
-well. Imports `checkpoints`, `tokenizers`, `models`, `decoding`, `options`, `errors`, `distributed`
-and `device`.
+`options` of calls and `decoder_options` are values, made once from keyword arguments and passed on
+whole; `outputs` are values as well. `engine` is what a decoder does with ids. Imports
+`checkpoints`, `tokenizers`, `models`, `decoding`, `options`, `errors`, `distributed` and `device`.
 """
 
 from .decoder import SpeculativeDecoder, process_facts
+from .decoder_options import DecodingOptions, DraftingOptions, NumDraft, VerifyRule
 from .engine import Engine
 from .html import STYLES as ORIGIN_STYLES
-from .options import (
-    BatchOptions,
-    DecodingOptions,
-    DraftingOptions,
-    GenerationOptions,
-    NumDraft,
-    VerifyRule,
-    Words,
-)
-from .outputs import MEANINGS, Chunk, Generation, as_chunk, as_record
+from .options import OTHER_NAMES, BatchOptions, GenerationOptions, Words, num_rows
+from .outputs import MEANINGS, Chunk, Generation, Token, as_chunk, as_record
 from .steady import rows_are_alike, steady_width

@@ -20,15 +20,9 @@ from ..distributed import ProcessGroup
 from ..options import OptionError, check_integer, takes
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from . import outputs
+from .decoder_options import DecodingOptions, LoadingOptions, MakingOptions
 from .engine import Engine
-from .options import (
-    BatchOptions,
-    DecodingOptions,
-    GenerationOptions,
-    LoadingOptions,
-    MakingOptions,
-    SingleOptions,
-)
+from .options import OTHER_NAMES, BatchOptions, GenerationOptions, SingleOptions, num_rows
 from .outputs import Chunk, Generation
 
 if TYPE_CHECKING:
@@ -69,22 +63,16 @@ class SpeculativeDecoder:
     one over a single token may round differently, which shows in near-ties: in 16-bit types, on
     GPUs, and in float32 where the C parts are not used. `steady` prevents it.
 
-    Args:
-        model: The target.
-        draft: A smaller model with the same tokenizer; "lookup" to copy from the source and the
-            output so far, without a model; or None to decode with the target alone.
-        tokenizer: Needed for prompts and outputs as text; without it prompts are ids and texts of
-            results are empty.
-        options: Given as keywords, all of them optional; see `DecodingOptions`.
-
-    `model` and `tokenizer` are attributes, and `draft`, which is the draft model or None.
+    Models and a tokenizer come from `load`. What drafts, and all options, are arguments of
+    `__init__`; what decodes ids is `engine`.
 
     Raises:
         ValueError: If an option is out of its range or the models' tokenizers differ.
     """
 
-    @takes(MakingOptions)
+    @takes(MakingOptions, OTHER_NAMES)
     def __init__(self, model: LanguageModel, options: MakingOptions) -> None:
+        """Take the target, and what drafts for it."""
         self.engine = Engine(model, options.tokenizer, options.draft, options)
         self.prompts = PromptEncoder(
             model,
@@ -147,8 +135,19 @@ class SpeculativeDecoder:
         """The probability below which `rewrite` does not trust a token, if the model has one."""
         return float(getattr(self.model, "min_probability", 0))
 
+    def __repr__(self) -> str:
+        drafting, parts = self.engine.drafting, [_name_of(self.model)]
+        if not self.drafts:
+            return f"SpeculativeDecoder({parts[0]}, draft=None)"
+        parts.append(f"draft={_name_of(self.draft) if self.draft else repr('lookup')}")
+        parts += ["lookup=True"] if self.draft and drafting.lookup else []
+        parts += [f"num_draft={drafting.num_draft!r}", f"verify={drafting.rule!r}"]
+        parts += [f"delta={drafting.delta}"] if drafting.delta else []
+        parts += ["steady=True"] if drafting.steady else []
+        return f"SpeculativeDecoder({', '.join(parts)})"
+
     @classmethod
-    @takes(LoadingOptions)
+    @takes(LoadingOptions, OTHER_NAMES)
     def from_pretrained(cls, model: str | Path, options: LoadingOptions) -> SpeculativeDecoder:
         """Load target and draft from folders, or by names that `load` looks up.
 
@@ -177,21 +176,21 @@ class SpeculativeDecoder:
         made.engine.draft_is_implied = implied
         return made
 
-    @takes(SingleOptions)
+    @takes(SingleOptions, OTHER_NAMES)
     def generate(self, prompt: Prompt, options: SingleOptions) -> Generation:
         """Generate the output for one prompt.
 
         Args:
             prompt: Text; source ids (EOS included, where a T5 reads them) as a list; or a chat as
                 a list of messages, each with its "role" and "content".
-            options: Given as keywords; see `GenerationOptions` and `SingleOptions`.
+            options: Given as keywords, as in all methods here; see Options.
 
         Raises:
             ValueError: If the prompt is empty, too long or not a prompt, or an option is out of its
                 range.
         """
         source = self.prompts.fit(prompt).ids
-        rows = min(options.num_return_sequences, self.engine.drafting.rows(None))
+        rows = min(options.num_return_sequences, num_rows(steady=self.is_steady))
         done = dict(self.engine.generations([(0, source)], options, rows))[0]
         if not options.probabilities:
             return done
@@ -203,7 +202,7 @@ class SpeculativeDecoder:
         others = tuple(map(explained, done.alternatives))
         return replace(explained(done), alternatives=others)
 
-    @takes(BatchOptions)
+    @takes(BatchOptions, OTHER_NAMES)
     def generate_batch(self, prompts: Sequence[Prompt], options: BatchOptions) -> list[Generation]:
         """Generate the outputs for many prompts, in the prompts' order.
 
@@ -211,7 +210,7 @@ class SpeculativeDecoder:
         that of `generate`.
         """
         check_prompts(prompts)
-        batch_size = self.engine.drafting.rows(options.batch_size)
+        batch_size = num_rows(options.batch_size, steady=self.is_steady)
         sources = [self._fit(i, each) for i, each in enumerate(prompts)]
         # Rows of similar length pad less, and those that end last are short.
         window = max(len(sources), 1) if options.by_length else 1
@@ -219,7 +218,7 @@ class SpeculativeDecoder:
         done = dict(naming_rows(self.engine.generations(requests, options, batch_size), options))
         return [done[index] for index in range(len(sources))]
 
-    @takes(BatchOptions)
+    @takes(BatchOptions, OTHER_NAMES)
     def iter_batch(
         self, prompts: Iterable[tuple[int, Prompt]], options: BatchOptions
     ) -> Iterator[tuple[int, Generation]]:
@@ -232,7 +231,7 @@ class SpeculativeDecoder:
         many prompts as rows are taken ahead, with `by_length` `WINDOW` times as many.
         """
         check_prompts(prompts)
-        batch_size = self.engine.drafting.rows(options.batch_size)
+        batch_size = num_rows(options.batch_size, steady=self.is_steady)
         requests: Iterator[Indexed] = (
             (index, self._fit(index, prompt)) for index, prompt in map(checked_pair, prompts)
         )
@@ -246,10 +245,10 @@ class SpeculativeDecoder:
         Raises:
             ValueError: If an option does not fit the models, or another option.
         """
-        self.engine.drafting.rows(options.batch_size)
+        num_rows(options.batch_size, steady=self.is_steady)
         self.engine.check(options)
 
-    @takes(GenerationOptions)
+    @takes(GenerationOptions, OTHER_NAMES)
     def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[Chunk]:
         """Generate one output, a chunk for each pass of the target; otherwise as `generate`.
 
@@ -266,7 +265,7 @@ class SpeculativeDecoder:
         @takes(TextOptions)
         def rewrite(self, text: str, options: TextOptions) -> Rewritten:
             """Rewrite a text of any length, piece by piece; see `documents.rewrite`."""
-            raise NotImplementedError
+            ...
 
     else:
         rewrite = _Rewrite()
@@ -329,6 +328,12 @@ class SpeculativeDecoder:
     requests = _Moved()
     rounds = _Moved()
     generations = _Moved()
+
+
+def _name_of(model: object) -> str:
+    """Return the name that a model was loaded by, or else its class."""
+    name = getattr(model, "name", None)
+    return repr(name) if isinstance(name, str) else f"<{type(model).__name__}>"
 
 
 def naming_rows(

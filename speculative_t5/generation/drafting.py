@@ -9,7 +9,7 @@ from ..errors import check_utf8
 from ..models import T5, SharingDraft
 from ..options import OptionError, option_error
 from ..tokenizers import Tokenizer, unknown_characters
-from .options import DraftingOptions
+from .decoder_options import DraftingOptions
 
 
 def spelled(

@@ -14,8 +14,9 @@ from ..models import SharingDraft
 from ..options import OptionError
 from ..tokenizers import Tokenizer
 from . import outputs
+from .decoder_options import DraftingOptions
 from .drafting import pair_up, spelled
-from .options import DraftingOptions, GenerationOptions
+from .options import GenerationOptions
 from .outputs import Generation
 from .steady import steady_width
 
@@ -240,7 +241,7 @@ class Engine:
             by_model = decoding.ModelDrafter(
                 self.draft, info.vocab_size, options.draft_vocab, self._broadcast
             )
-        if by_model and not (options.lookup or options.adapts):
+        if by_model and self._fixed and not options.lookup:
             return by_model
         lookup = decoding.LookupDrafter(info, options.min_ngram, options.max_ngram)
         if by_model is None:
