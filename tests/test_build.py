@@ -109,9 +109,13 @@ print(np.allclose(np.array(mx.array(x) @ mx.array(x.T)), x @ x.T, atol=1e-4))
 @pytest.mark.skipif(mx.cuda.is_available(), reason="MLX for CUDA brings a BLAS of its own")
 def test_mlx_gets_openblas_without_a_compiler(installed: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", USES_BLAS], cwd=installed, capture_output=True, text=True,
-        check=True, env=os.environ | {"PYTHONPATH": str(installed)},
-    )  # fmt: skip
+        [sys.executable, "-c", USES_BLAS],
+        cwd=installed,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+    )
     file, *states = done.stdout.splitlines()
     assert Path(file) == installed / "speculative_t5" / "libraries.py"
     assert states == ["not built", "loaded", "True", "True"]

@@ -25,12 +25,11 @@ from speculative_t5 import __version__
 from speculative_t5.checkpoints import convert, load, model_folder, save_draft
 from speculative_t5.distill import DistillOptions, new_draft
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from commands import caller
 from conftest import REPOSITORY, V1_1, edit_json, write_checkpoint
 from families import write_adapter
+from lacking_packages import lacking
 from local_hub import Hub, use
 from test_build import MODELS
 
@@ -177,10 +176,27 @@ def promised(code: str) -> Iterator[str]:
             yield comment
 
 
+def shared_folder(here: Path) -> None:
+    """Fill the folder that all machines of a cluster see: a table with a prompt and without."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (here / "in").mkdir()
+    table = pa.table({"id": [1, 2], "sentence": ["He go home.", None]})
+    pq.write_table(table, here / "in" / "part.parquet")
+
+
 @pages_with("python")
 def test_python_runs_and_prints_what_it_says(
     page: Path, installed: Path, tmp_path: Path, hub: Hub, request: pytest.FixtureRequest
 ) -> None:
+    environment = os.environ | {
+        "XDG_CACHE_HOME": str(tmp_path),
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "hf"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DATA_DEFAULT_MIN_PARALLELISM": "1",  # it would shuffle 200 parts of two rows
+    }
     for number, (code, needs_checkout) in enumerate(examples(page)):
         here = tmp_path / str(number)
         here.mkdir()
@@ -189,26 +205,17 @@ def test_python_runs_and_prints_what_it_says(
         if SHARED in code:
             code = code.replace(SHARED, str(here)).replace("size=2", "size=1")  # workers
             code = code.replace("num_cpus=4", "num_cpus=2")
-            (here / "in").mkdir()
-            table = pa.table({"id": [1, 2], "sentence": ["He go home.", None]})
-            pq.write_table(table, here / "in" / "part.parquet")
+            shared_folder(here)
         done = subprocess.run(
             [sys.executable, "-"],
             input=code,
             cwd=REPOSITORY if needs_checkout else here,
             capture_output=True,
             text=True,
-            check=False,
-            env=os.environ
-            | {
-                "PYTHONPATH": str(REPOSITORY if needs_checkout else installed),
-                "XDG_CACHE_HOME": str(tmp_path),
-                "HF_ENDPOINT": hub.endpoint,
-                "HF_HOME": str(tmp_path / "hf"),
-                "RAY_USAGE_STATS_ENABLED": "0",
-                "RAY_DATA_DEFAULT_MIN_PARALLELISM": "1",  # it would shuffle 200 parts of two rows
-            },
+            env=environment | {"PYTHONPATH": str(REPOSITORY if needs_checkout else installed)},
         )
+        if name := lacking(done.stderr):
+            pytest.skip(f"{name} is not installed")
         assert done.returncode == 0, done.stderr
         for line in promised(code):
             assert line in done.stdout.splitlines(), f"{line!r} is not in {done.stdout!r}"
@@ -232,12 +239,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[
 def server() -> Iterator[str]:
     """The address of a server with the shipped pair."""
     command = [sys.executable, "-m", "speculative_t5", "serve", "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout
         yield process.stdout.readline().split()[-1]  # which it prints when it is ready
@@ -296,7 +300,6 @@ def python(*command: str) -> subprocess.CompletedProcess[str]:
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        check=False,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"},
     )
 
@@ -363,14 +366,15 @@ def test_commands_run_in_the_order_of_the_page(
 
 def in_bash(command: str, folder: Path) -> str:
     """Run a line of a shell, and return what it prints."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command], cwd=folder, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False,
-        env=os.environ | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(REPOSITORY),
-        },
-    )  # fmt: skip
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PATH": path, "PYTHONPATH": str(REPOSITORY)},
+    )
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
 
