@@ -79,12 +79,11 @@ def download(page: Any) -> tuple[str, str]:
 
 @needs_browser
 def test_the_first_mode_that_models_can_do_is_shown(page: Any, server: Served) -> None:
-    base, large = model("base", ["fr", "it"]), model("large", ["it"])
-    opus = model("opus", [], de=["en", "fr"], en=["de"])
+    base, opus = model("base", ["fr"]), model("opus", [], de=["en"])
     for models, shown, first in [
         ([model("lm", [])], ["try"], "Generate"),
         ([opus], ["translate", "try"], "Translate"),
-        ([opus, base, large], ["correct", "translate", "try"], "Correct"),
+        ([opus, base], ["correct", "translate", "try"], "Correct"),
     ]:
         answer(page, "v1/models", lambda _, models=models: {"data": models})
         page.goto(f"{server.url}/")
@@ -93,6 +92,15 @@ def test_the_first_mode_that_models_can_do_is_shown(page: Any, server: Served) -
             mode for mode in ("correct", "translate", "try") if page.is_visible(f"#mode_{mode}")
         ]
         assert seen == shown and text(page, "generate") == first
+
+
+@needs_browser
+def test_models_and_languages_are_those_of_the_mode(page: Any, server: Served) -> None:
+    base, large = model("base", ["fr", "it"]), model("large", ["it"])
+    opus = model("opus", [], de=["en", "fr"], en=["de"])
+    answer(page, "v1/models", lambda _: {"data": [opus, base, large]})
+    page.goto(f"{server.url}/")
+    page.wait_for_selector("#modes:visible")
     assert page.locator("#models option").all_text_contents() == ["base", "large"]
     assert page.locator("#language option").all_text_contents() == ["auto", "French", "Italian"]
     page.select_option("#models", "large")
@@ -109,13 +117,21 @@ def test_the_first_mode_that_models_can_do_is_shown(page: Any, server: Served) -
     assert page.is_visible("#max_tokens") and not page.is_visible("#from")
 
 
-@needs_browser
-def test_suggestions_are_taken_and_left(page: Any, logged: list[str], server: Served) -> None:
+@pytest.fixture
+def corrected(page: Any, logged: list[str], server: Served) -> Iterator[Any]:
+    """The page with two suggestions that are taken, and two that were held back."""
     asked = open_correct(page, server)
     page.fill("#prompt", "\u2603\U0001f40c a <i> b.\n\n\nHe a, b.\n")
     page.click("#generate")
     wait_for(page, "status", "Done: 2 suggestions, and 2 held back.")
     assert [fields["level"] for fields in asked] == ["picky"]
+    yield page
+    assert not logged
+
+
+@needs_browser
+def test_suggestions_are_shown_in_the_text_and_doubts_beside_it(corrected: Any) -> None:
+    page = corrected
     assert result(page) == "\u2603\U0001f40c AN<b> <i> b.\n\n\nHe AN<b>, b.\n"
     assert page.locator("#correct del").all_text_contents() == ["a", "a"]
     assert page.locator("#correct ins").all_text_contents() == ["AN<b>", "AN<b>"]
@@ -123,11 +139,14 @@ def test_suggestions_are_taken_and_left(page: Any, logged: list[str], server: Se
         assert line in page.evaluate(
             f"getComputedStyle(document.querySelector('{tag}')).textDecoration"
         )
-    assert (
-        page.locator("#held small").all_text_contents()
-        == ["Probability 54.3 %. It may be wrong."] * 2
-    )
+    doubts = page.locator("#held small").all_text_contents()
+    assert doubts == ["Probability 54.3 %. It may be wrong."] * 2
     assert (text(page, "sure_count"), text(page, "held_count")) == ("2 of 2 taken", "0 of 2 taken")
+
+
+@needs_browser
+def test_suggestions_are_taken_and_left(corrected: Any) -> None:
+    page = corrected
     page.focus("#sure input")
     page.keyboard.press("Space")
     assert result(page) == "\u2603\U0001f40c a <i> b.\n\n\nHe AN<b>, b.\n"
@@ -137,7 +156,14 @@ def test_suggestions_are_taken_and_left(page: Any, logged: list[str], server: Se
     page.click("#sure_leave")
     assert page.is_disabled("#sure_leave") and text(page, "sure_count") == "0 of 2 taken"
     page.click("#held_take")
-    changed = "\u2603\U0001f40c a <i> BN<b>.\n\n\nHe a, BN<b>.\n"
+    assert result(page) == "\u2603\U0001f40c a <i> BN<b>.\n\n\nHe a, BN<b>.\n"
+
+
+@needs_browser
+def test_a_chosen_text_is_saved_copied_and_kept_in_other_modes(corrected: Any) -> None:
+    page = corrected
+    page.click("#held_take")
+    changed = "\u2603\U0001f40c AN<b> <i> BN<b>.\n\n\nHe AN<b>, BN<b>.\n"
     assert download(page) == ("text.txt", changed)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click("#copy")
@@ -147,7 +173,6 @@ def test_suggestions_are_taken_and_left(page: Any, logged: list[str], server: Se
     assert not page.is_visible("#document")
     page.check("#mode_correct")
     assert page.is_visible("#document") and result(page) == changed, "choices are kept"
-    assert not logged
 
 
 @needs_browser

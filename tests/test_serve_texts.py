@@ -426,10 +426,12 @@ def test_forms_are_read_as_libretranslate_reads_them(server: Served) -> None:
         check_message(refused.json()["error"])
 
 
-def test_languages_are_told_among_those_that_are_served(server: Served) -> None:
-    def detect(text: str) -> list[dict[str, Any]]:
-        return server.post("/detect", q=text).json()  # type: ignore[no-any-return]
+def language_of(server: Served, text: str) -> list[dict[str, Any]]:
+    """Return the languages that a text may be in, the likeliest first."""
+    return server.post("/detect", q=text).json()  # type: ignore[no-any-return]
 
+
+def test_languages_are_told_among_those_that_are_served(server: Served) -> None:
     for text, code, least in (
         ("Das ist ein Haus.", "de", 99),
         ("Guten Tag.", "de", 80),
@@ -437,22 +439,32 @@ def test_languages_are_told_among_those_that_are_served(server: Served) -> None:
         ("Vielen Dank.", "de", 40),
         ("Je ne sais pas.", "fr", 95),
     ):
-        best, *others = found = detect(text)
+        best, *others = found = language_of(server, text)
         assert best["language"] == code and best["confidence"] >= least and len(others) == 2
         assert {each["language"] for each in found} == {"en", "de", "fr"}
-    assert detect("Questa è una bella casa, e mi piace molto.")[0]["confidence"] < 1
-    assert detect("This is a house.")[0]["language"] == "en"
+    assert language_of(server, "Questa è una bella casa, e mi piace.")[0]["confidence"] < 1
+    assert language_of(server, "This is a house.")[0]["language"] == "en"
+
+
+def test_languages_of_texts_are_told_one_by_one(server: Served) -> None:
     texts = ["Das ist ein Haus.", "Je ne sais pas.", "OK", "Das ist gut so."]
     found = server.post("/translate", q=texts, source="auto", target="fr").json()
     codes = [each["language"] for each in found["detectedLanguage"]]
     assert codes == ["de", "fr", "de", "de"]
     assert found["translatedText"][1] == texts[1], "it is in the target language already"
+
+
+def test_texts_in_the_target_language_stay_as_they_are(server: Served) -> None:
+    texts = ["Das ist ein Haus.", "Je ne sais pas.", "OK", "Das ist gut so."]
     for target, source in (("de", "de"), ("German", "de"), ("de", "de-DE"), ("fr", "French")):
         found = server.post("/translate", q=texts, source=source, target=target).json()
         assert found["translatedText"] == texts and found["kept"] == []
     found = server.post("/translate", q="Das ist ein Haus.", source="auto", target="de").json()
     assert found["translatedText"] == "Das ist ein Haus."
     assert found["detectedLanguage"]["language"] == "de"
+
+
+def test_languages_that_are_not_served_are_told_of_texts_that_are_long_enough() -> None:
     assert detected("Das ist ein Haus.", ["en"])[0] == "de"
     assert detected("Guten Tag.", ["en"])[0] == "en", "too short to tell"
     assert detected("สวัสดีครับผมชื่อสมชาย", ["en"])[0] == "th", "it has no blanks between words"
@@ -581,13 +593,25 @@ def test_keys_come_in_headers_or_in_fields() -> None:
 # OpenAI's logprobs:
 
 
-def test_logprobs_are_those_of_the_model(server: Served, shipped: Any) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    prompt = "She have to apples, and he dont likes them."
-    done = shipped.generate(prompt)
-    wanted = shipped.log_probabilities(shipped.encode(prompt), done.tokens, 5)
+LOGGED = "She have to apples, and he dont likes them."
+CHAT: dict[str, Any] = {
+    "model": "correct-base",
+    "messages": [{"role": "user", "content": LOGGED}],
+    "logprobs": True,
+    "top_logprobs": 2,
+}
+
+
+@pytest.fixture
+def client(server: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+
+
+def test_logprobs_are_those_of_the_model(client: openai.OpenAI, shipped: Any) -> None:
+    done = shipped.generate(LOGGED)
+    wanted = shipped.log_probabilities(shipped.encode(LOGGED), done.tokens, 5)
     assert sum(value for value, _ in wanted) > -3
-    about = client.completions.create(model="correct-base", prompt=prompt, logprobs=5).choices[0]
+    about = client.completions.create(model="correct-base", prompt=LOGGED, logprobs=5).choices[0]
     assert about.text == done.text and about.logprobs
     assert about.logprobs.tokens == [*done.pieces] and "".join(done.pieces) == done.text
     assert about.logprobs.token_logprobs == pytest.approx([value for value, _ in wanted], abs=1e-4)
@@ -597,27 +621,34 @@ def test_logprobs_are_those_of_the_model(server: Served, shipped: Any) -> None:
     ):
         assert [*best.values()] == sorted(best.values(), reverse=True) and len(best) == 5
         assert top[token] == pytest.approx(value, abs=1e-4) == max(best.values())
-    asked: Any = {
-        "model": "correct-base", "messages": [{"role": "user", "content": prompt}],
-        "logprobs": True, "top_logprobs": 2,
-    }  # fmt: skip
-    chat = client.chat.completions.create(**asked).choices[0].logprobs
+
+
+def test_logprobs_of_a_chat_have_bytes_and_as_many_tokens_as_asked(
+    client: openai.OpenAI, shipped: Any
+) -> None:
+    chat = client.chat.completions.create(**CHAT).choices[0].logprobs
     assert chat and chat.content
-    assert [token.token for token in chat.content] == [*done.pieces]
+    assert [token.token for token in chat.content] == [*shipped.generate(LOGGED).pieces]
     assert all(bytes(token.bytes or []).decode() == token.token for token in chat.content)
-    assert all(
-        len(t.top_logprobs) == 2 and t.top_logprobs[0].token == t.token for t in chat.content
-    )
+    tops = [(token.token, token.top_logprobs) for token in chat.content]
+    assert all(len(top) == 2 and top[0].token == token for token, top in tops)
+
+
+def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(**CHAT).choices[0].logprobs
+    assert whole and whole.content
     streamed: list[Any] = []
-    for event in client.chat.completions.create(**asked, stream=True):
+    for event in client.chat.completions.create(**CHAT, stream=True):
         streamed += (event.choices[0].logprobs and event.choices[0].logprobs.content) or []
-    assert [t.model_dump() for t in streamed] == [t.model_dump() for t in chat.content]
+    assert [t.model_dump() for t in streamed] == [t.model_dump() for t in whole.content]
+
+
+def test_samples_have_logprobs_of_their_own_and_only_if_asked(client: openai.OpenAI) -> None:
     several = client.completions.create(
-        model="correct-base", prompt=[prompt, "He go."], n=2, temperature=1, seed=3, logprobs=0
+        model="correct-base", prompt=[LOGGED, "He go."], n=2, temperature=1, seed=3, logprobs=0
     ).choices
     for choice in several:
         assert choice.logprobs and "".join(choice.logprobs.tokens or []) == choice.text
         assert choice.logprobs.top_logprobs == [{}] * len(choice.logprobs.tokens or [])
-    assert (
-        client.completions.create(model="correct-base", prompt=prompt).choices[0].logprobs is None
-    )
+    without = client.completions.create(model="correct-base", prompt=LOGGED).choices[0]
+    assert without.logprobs is None
