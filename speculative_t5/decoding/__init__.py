@@ -36,7 +36,15 @@ from .loop import (
 )
 from .model_drafter import ModelDrafter
 from .outcomes import Outcome
-from .protocols import Constraints, LanguageModel, ModelInfo, Session, Vocabulary, fingerprint
+from .protocols import (
+    NO_CONSTRAINTS,
+    Constraints,
+    LanguageModel,
+    ModelInfo,
+    Session,
+    Vocabulary,
+    fingerprint,
+)
 from .results import (
     Broadcast,
     FinishReason,

@@ -37,6 +37,9 @@ class Constraints:
     begin_suppress_tokens: tuple[int, ...] = ()
 
 
+NO_CONSTRAINTS = Constraints()
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """What a model says of itself."""
@@ -52,7 +55,7 @@ class ModelInfo:
     # Tokens that a pass proposes. A draft of blocks reads block - 1 masks after the last token,
     # whose ids are those from `vocab_size` on.
     block: int = 1
-    constraints: Constraints = Constraints()  # on outputs, of calls that have none of the kind
+    constraints: Constraints = NO_CONSTRAINTS  # on outputs, of calls that have none of the kind
 
     def with_vocabulary(self, vocabulary: Vocabulary | None) -> ModelInfo:
         """Return the same for a model whose tokenizer is known."""

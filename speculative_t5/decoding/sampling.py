@@ -48,6 +48,12 @@ class Sampler:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    def agrees(self, other: "Sampler") -> bool:
+        """Whether the other one chooses alike: of greedy ones, only the transform matters."""
+        if self.greedy and other.greedy:
+            return self.transform == other.transform
+        return self == other
+
     def transformed(self, logits: mx.array, history: TokenHistory) -> mx.array:
         """Transform logits (B, L, V) that follow the tokens of `history`; for `probs` or argmax."""
         return logits if self.transform is None else self.transform(logits, history)
@@ -98,11 +104,10 @@ class Groups:
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         found: list[tuple[Sampler, list[int]]] = []
         for row, sampler in enumerate(samplers):
-            own = Sampler(transform=sampler.transform) if sampler.greedy else sampler
             # Compared and not hashed: a processor of logits may be any callable.
-            rows = next((rows for other, rows in found if other == own), None)
+            rows = next((rows for other, rows in found if other.agrees(sampler)), None)
             if rows is None:
-                found.append((own, [row]))
+                found.append((sampler, [row]))
             else:
                 rows.append(row)
         self._groups = [

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..checkpoints import RENAMED_OPTIONS
 from ..decoding import (
+    NO_CONSTRAINTS,
     BeamOptions,
     Constraints,
     EarlyStopping,
@@ -39,7 +40,6 @@ in_sampling, in_output, in_constraints, in_beam_search = (
 )
 
 USUAL_BATCH_SIZE, MAX_BATCH_SIZE = 16, 2**16  # prompts side by side
-NO_CONSTRAINTS = Constraints()
 # Options that change logits.
 CONSTRAINTS = (
     "repetition_penalty",

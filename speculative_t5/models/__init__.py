@@ -15,20 +15,12 @@ from .config import (
     is_t5gemma,
     read_size,
 )
-from .encoder_decoder import EncoderDecoder, Steps
+from .encoder_decoder import EncoderDecoder, Steps, plain_weight
+from .layer_copies import copy_layers
 from .session import HeadOutput
 from .t5 import T5
-from .t5_draft import (
-    MOST_BLOCK,
-    SharingConfig,
-    SharingDraft,
-    copy_layers,
-    is_sample,
-    plain_weight,
-    quantization_step,
-    same_weights,
-    sample_weights,
-)
+from .t5_draft import MOST_BLOCK, SharingConfig, SharingDraft
 from .t5_parallel import parts_of, shard, split_of
 from .t5gemma import T5Gemma, new_model
 from .t5gemma_config import ModelConfig, T5GemmaConfig
+from .weight_samples import is_sample, quantization_step, same_weights, sample_weights

@@ -37,14 +37,12 @@ class Buffers:
     def __init__(self, layers: Sequence[Layer], lengths: Sequence[int]) -> None:
         self.layers = list(layers)  # of arrays (..., B, H, C, D), C being the capacity
         self.lengths = list(lengths)  # positions of each row that count
-
-    @property
-    def capacity(self) -> int:
-        return first_array(self.layers).shape[-2]
+        self.capacity = first_array(layers).shape[-2]
 
     def resize(self, capacity: int) -> None:
         if capacity != self.capacity:
             self.layers = tree_map(lambda buffer: resized(buffer, capacity), self.layers)
+            self.capacity = capacity
 
     def fit(self, needed: int) -> None:
         """Resize if the capacity is too small for `needed` positions, or twice too large."""

@@ -373,3 +373,12 @@ def quantize(model: EncoderDecoder, how: Quantization) -> None:
         return not (how.keep_wo and path.endswith(".wo"))
 
     nn.quantize(model, how.group_size, how.bits, class_predicate=chosen)
+
+
+def plain_weight(module: nn.Module, rows: Any = slice(None)) -> mx.array:
+    """Return a module's weight, or some rows of it, dequantized."""
+    weight: mx.array = module.weight[rows]
+    if "scales" in module:
+        scales, biases = module.scales[rows], module.biases[rows]
+        weight = mx.dequantize(weight, scales, biases, module.group_size, module.bits)
+    return weight

@@ -1,52 +1,28 @@
-"""`SharingDraft`: a draft that consists of decoder layers on its target's encoder.
+"""`SharingDraft`: a draft that consists of decoder layers on its target's encoder."""
 
-A draft knows its target by a few numbers of each weight, whatever type they are stored in.
-"""
-
-import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from .. import device
 from ..decoding import fingerprint
-from .config import T5Config, spread
+from .config import T5Config
 from .encoder_decoder import (
     COMPILING,
     CompiledDecoder,
     CompiledModel,
     EncoderDecoder,
+    plain_weight,
     read_sources,
 )
 from .session import SharingSession, T5Session
-from .t5_parallel import split_of
 
-PLACES = 4  # of each weight
 MOST_BLOCK = 16  # tokens
-SOME = 1000  # tokens whose embeddings tell how large those of masks should be
-CLOSE = 1.3 * 2.0**-8  # relative: rounding to bfloat16, and to float16 there and here
-TINY = 2e-7  # float16's rounding of the smallest numbers
-# The matrices of a layer that read hidden states, each with the norm before it, and those that add
-# to them, each with the norm after it, which T5Gemmas have.
-READ = {
-    "self_attention.qkv.weight": "self_norm.weight",
-    "self_attention.q.weight": "self_norm.weight",
-    "self_attention.kv.weight": "self_norm.weight",
-    "cross_attention.q.weight": "cross_norm.weight",
-    "feed_forward.wi.weight": "feed_forward_norm.weight",
-}
-WRITTEN = {
-    "self_attention.out.weight": "self_post_norm.weight",
-    "cross_attention.out.weight": "cross_post_norm.weight",
-    "feed_forward.wo.weight": "feed_forward_post_norm.weight",
-}
-_SAMPLE = re.compile(rf"([0-9a-f]{{16}})\.((?:[0-9a-f]{{{4 * (PLACES + 1)}}})+)")
+MEASURED_TOKENS = 1000  # whose embeddings tell how large those of masks should be
 
 
 @dataclass(frozen=True)
@@ -100,7 +76,7 @@ class SharingDraft(CompiledModel):
             self.widen = nn.Linear(config.d_model, wide, bias=False)
         self.set_dtype(target.dtype)
         if config.block > 1:  # random masks, as large as tokens are
-            tokens = target.embed(mx.arange(min(SOME, self.config.vocab_size))[None])
+            tokens = target.embed(mx.arange(min(MEASURED_TOKENS, self.config.vocab_size))[None])
             size = mx.sqrt(mx.mean(mx.square(tokens.astype(mx.float32))))
             noise = mx.random.normal((config.block - 1, tokens.shape[2]), key=mx.random.key(0))
             self.masks = (size * noise).astype(target.dtype)
@@ -168,153 +144,3 @@ class SharingDraft(CompiledModel):
             if self._compiled is None or self._compiled_with is not target:
                 self._compiled, self._compiled_with = CompiledDecoder(self), target
             return self._compiled
-
-
-def copy_layers(draft: SharingDraft) -> None:
-    """Make the draft's layers copies of its target's, evenly spaced, the last among them.
-
-    A single layer is a copy of the target's last. Quantized matrices are dequantized. Narrower
-    hidden states are the target's, projected onto the leading principal components of the output
-    matrix's rows (SliceGPT, arXiv 2401.15024, takes those of hidden states).
-    """
-    target, depth = draft.target.decoder, draft.own.num_decoder_layers
-    width = draft.own.d_model
-    chosen, norm = spread(depth, len(target.layers)), target.norm.weight
-    if width:
-        rows = plain_weight(draft.target.output).astype(mx.float32)
-        basis = mx.linalg.eigh(rows.T @ rows, stream=mx.cpu)[1][:, -width:]
-        draft.narrow.weight, draft.widen.weight = basis.T, norm[:, None] * basis
-        norm = _flat_norm(basis)
-    for layer, number in zip(draft.decoder.layers, chosen, strict=True):
-        modules = target.layers[number].named_modules()
-        weights = {f"{name}.weight": plain_weight(m) for name, m in modules if "weight" in m}
-        layer.load_weights([*(_projected(weights, basis) if width else weights).items()])
-    draft.decoder.norm.weight = norm
-    draft.set_dtype(draft.target.dtype)
-    if "position_bias" not in target:
-        return
-    bias = target.position_bias
-    rows = bias.weight.reshape(-1, bias.num_buckets, bias.weight.shape[1])
-    if len(rows) > 1:
-        rows = rows[mx.array(chosen)]
-    draft.decoder.position_bias.weight = rows.reshape(-1, rows.shape[2])
-
-
-def _projected(weights: dict[str, mx.array], basis: mx.array) -> dict[str, mx.array]:
-    """Rewrite a layer's weights for hidden states in a basis (d_model, narrower width).
-
-    The weights of norms before matrices become part of these. Those after matrices, too, but the
-    norm then sees what they made larger or smaller: a T5Gemma's layer is approximated.
-    """
-    changed = {}
-    for matrix, norm in READ.items():
-        if matrix in weights:
-            changed[matrix] = weights[matrix] * weights[norm] @ basis
-            changed[norm] = _flat_norm(basis)
-    for matrix, norm in WRITTEN.items():
-        if (weight := weights.get(matrix)) is None:
-            continue
-        if (scales := weights.get(norm)) is not None:
-            weight = scales[:, None] * weight
-            changed[norm] = mx.sqrt(mx.mean(mx.square(scales))) * _flat_norm(basis)
-        changed[matrix] = basis.T @ weight
-    if "cross_norm.weight" not in weights:  # a merged layer, which reads the memory, too
-        changed["memory_kv.weight"] = weights["self_attention.kv.weight"]
-    return weights | changed
-
-
-def _flat_norm(basis: mx.array) -> mx.array:
-    """Return the weight of a norm, whose own is in other matrices, for states in a basis.
-
-    Of hidden states within the basis, it makes what the norm of their whole width made.
-    """
-    wide, narrow = basis.shape
-    return mx.full(narrow, (wide / narrow) ** 0.5)
-
-
-def plain_weight(module: nn.Module, rows: Any = slice(None)) -> mx.array:
-    """Return a module's weight, or some rows of it, dequantized."""
-    weight: mx.array = module.weight[rows]
-    if "scales" in module:
-        scales, biases = module.scales[rows], module.biases[rows]
-        weight = mx.dequantize(weight, scales, biases, module.group_size, module.bits)
-    return weight
-
-
-def sample_weights(model: EncoderDecoder) -> str:
-    """Return a sample of a model's weights as text, which `same_weights` compares.
-
-    A digest of all names and shapes, and for each weight float16 numbers in hexadecimal: some of
-    its elements (NaN if it is split), and how far quantization may have moved them.
-    """
-    shapes, numbers, steps = [], [], dict(model.quantization_steps)
-    for name, module in sorted((n, m) for n, m in model.named_modules() if "weight" in m):
-        shape, elements, step = _elements(name, module)
-        step = mx.array(steps[name]) if name in steps else step
-        split = split_of(f"{name}.weight", model.config) if model.num_processes > 1 else None
-        if split is not None:
-            whole = list(shape)
-            whole[split.axis] *= model.num_processes
-            shape, elements = tuple(whole), mx.full(elements.shape, mx.nan)
-        shapes.append((name, shape))
-        numbers.append(mx.concatenate([elements, step[None]]).astype(mx.float16))
-    digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
-    words = np.array(mx.stack(numbers).view(mx.uint16)).reshape(-1).tolist()
-    return f"{digest}." + "".join(f"{word:04x}" for word in words)
-
-
-def same_weights(a: str, b: str) -> bool:
-    """Whether two samples may be of one model, if in other types or quantized; `b` may be split."""
-    (names, x), (others, y) = _parts(a), _parts(b)
-    if names != others or x.shape != y.shape:
-        return False
-    (x, x_step), (y, y_step) = (np.split(each, [PLACES], axis=1) for each in (x, y))
-    with np.errstate(invalid="ignore"):  # of infinities, and what is unknown
-        room = CLOSE * np.maximum(np.abs(x), np.abs(y)) + TINY + x_step + y_step
-        return bool(np.all((x == y) | (np.abs(x - y) <= room) | np.isnan(y)))
-
-
-def is_sample(text: object) -> bool:
-    """Whether a value from a file is a sample."""
-    return isinstance(text, str) and _SAMPLE.fullmatch(text) is not None
-
-
-def _elements(name: str, module: nn.Module) -> tuple[tuple[int, ...], mx.array, mx.array]:
-    """Return a weight's shape, `PLACES` of its elements, and their quantization's step, ()."""
-    scales = cast(mx.array | None, module.get("scales"))
-    shape: tuple[int, ...] = module.weight.shape
-    if scales is not None:
-        shape = len(scales), scales.shape[1] * module.group_size
-    rows, columns = _places(name, shape)
-    if len(shape) == 1:
-        return shape, module.weight[columns].astype(mx.float32), mx.zeros(())
-    elements = mx.take_along_axis(plain_weight(module, rows), columns[:, None], axis=1)[:, 0]
-    step = mx.zeros(())
-    if scales is not None:
-        step = mx.array(quantization_step(name, scales, module.group_size))
-    return shape, elements.astype(mx.float32), step
-
-
-def quantization_step(name: str, scales: mx.array, group_size: int) -> float:
-    """Return how far quantization may have moved the sampled elements of a matrix.
-
-    Its scales are (rows, groups), of any float type.
-    """
-    rows, columns = _places(name, (len(scales), scales.shape[1] * group_size))
-    largest = mx.max(mx.abs(scales[rows, columns // group_size])).astype(mx.float32)
-    return cast(float, largest.item())
-
-
-def _places(name: str, shape: tuple[int, ...]) -> tuple[mx.array, mx.array]:
-    """Return the rows and columns, (PLACES,) int32, of a weight's sampled elements."""
-    digest = hashlib.sha256(name.encode()).digest()
-    places = [int.from_bytes(digest[4 * i : 4 * i + 4], "big") for i in range(PLACES)]
-    columns = mx.array([place % shape[-1] for place in places])
-    return mx.array([place // shape[-1] % shape[0] for place in places]), columns
-
-
-def _parts(sample: str) -> tuple[str, np.ndarray]:
-    """Return the digest in a sample, and its numbers, (weights, PLACES + 1) float32."""
-    names, words = sample.split(".")
-    numbers = np.array([int(words[i : i + 4], 16) for i in range(0, len(words), 4)], np.uint16)
-    return names, numbers.view(np.float16).astype(np.float32).reshape(-1, PLACES + 1)
