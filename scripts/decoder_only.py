@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.decoding import ModelInfo, Vocabulary, best, counters, fingerprint
 from speculative_t5.errors import first_line
-from speculative_t5.models import SMALLEST, EncodedPrompt, KVCache, write
+from speculative_t5.models import SMALLEST_CAPACITY, EncodedPrompt, KVCache, write
 from speculative_t5.tokenizers.base import as_vocabulary
 
 import mlx.core as mx
@@ -96,7 +96,7 @@ class DecoderOnlySession:
     def __init__(self, model: DecoderOnlyModel, batch: int, width: int | None = None) -> None:
         self._model = model
         layers = [
-            tuple(mx.zeros((batch, heads, SMALLEST, size), dtype) for size in sizes)
+            tuple(mx.zeros((batch, heads, SMALLEST_CAPACITY, size), dtype) for size in sizes)
             for heads, sizes, dtype in model.shapes
         ]
         self._cache = KVCache(layers, width)

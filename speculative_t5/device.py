@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from . import libraries  # isort: skip  (before mlx.core)
 
-MEMORY_INFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")  # of Linux
+MEMORY_INFO, CONTROL_GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")  # of Linux
 CACHED_SHARE = 8  # of Metal's memory, an eighth may be kept for reuse
-CHOICE = "SPECULATIVE_T5_DEVICE"  # "cpu" computes on the CPU where MLX would take a GPU
-LATE = (
+DEVICE_VARIABLE = "SPECULATIVE_T5_DEVICE"  # "cpu" computes on the CPU where MLX would take a GPU
+LATE_IMPORT = (
     "mlx.core was imported before speculative_t5, so MLX uses its slow reference BLAS on this CPU; "
     "import speculative_t5 first"
 )
@@ -29,11 +29,11 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import mlx.core as mx  # noqa: E402  (the libraries have to be loaded before)
 
-if (chosen := os.environ.get(CHOICE, "").lower()) == "cpu":
+if (chosen := os.environ.get(DEVICE_VARIABLE, "").lower()) == "cpu":
     mx.set_default_device(mx.cpu)
 elif chosen not in ("", "gpu"):
     warnings.warn(
-        f"{CHOICE} must be cpu or gpu, got {chosen!r}: MLX's own choice is used",
+        f"{DEVICE_VARIABLE} must be cpu or gpu, got {chosen!r}: MLX's own choice is used",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -135,10 +135,12 @@ def free_memory() -> int | None:
         lines = dict(line.split(":") for line in MEMORY_INFO.read_text().splitlines())
         found = [int(lines["MemAvailable"].split()[0]) * 1024] if "MemAvailable" in lines else []
     with suppress(OSError, ValueError):  # no group, or one without a limit
-        used = int((GROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        used = int((CONTROL_GROUP / "memory.current").read_text())
+        stat = dict(
+            line.split() for line in (CONTROL_GROUP / "memory.stat").read_text().splitlines()
+        )
         can_go = int(stat.get("inactive_file", 0))  # files that the kernel drops when it has to
-        found.append(int((GROUP / "memory.max").read_text()) - used + can_go)
+        found.append(int((CONTROL_GROUP / "memory.max").read_text()) - used + can_go)
     return max(0, min(found)) if found else None
 
 
@@ -168,4 +170,4 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 if libraries.late and on_cpu():
-    warnings.warn(LATE, RuntimeWarning, stacklevel=3)
+    warnings.warn(LATE_IMPORT, RuntimeWarning, stacklevel=3)

@@ -18,11 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
-PARTS = ("products", "layers", "OpenBLAS")
-FOLDER = Path(__file__).parent / "kernels"  # of the C parts, if they were built
+NATIVE_SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
+NATIVE_PARTS = ("products", "layers", "OpenBLAS")
+KERNELS_FOLDER = Path(__file__).parent / "kernels"  # of the C parts, if they were built
 FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
-PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
+OPENBLAS_PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000", or "max 100000"
 
 
@@ -30,12 +30,12 @@ def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
     """Load our products and OpenBLAS ahead of MLX, on Linux; say what was loaded, or why not."""
     if not sys.platform.startswith("linux"):
         return None, {}
-    if os.environ.get(SWITCH) == "0":
-        return None, dict.fromkeys(PARTS, f"switched off by {SWITCH}=0")
+    if os.environ.get(NATIVE_SWITCH) == "0":
+        return None, dict.fromkeys(NATIVE_PARTS, f"switched off by {NATIVE_SWITCH}=0")
     mode = ctypes.RTLD_LOCAL if "mlx.core" in sys.modules else ctypes.RTLD_GLOBAL
-    products, missing = _load(FOLDER.glob(f"_products{EXTENSION_SUFFIXES[0]}"), mode)
+    products, missing = _load(KERNELS_FOLDER.glob(f"_products{EXTENSION_SUFFIXES[0]}"), mode)
     if products is None:  # MLX calls a copy of OpenBLAS by BLAS's usual names
-        openblas, found = _load(FOLDER.glob("_openblas.so"), mode)
+        openblas, found = _load(KERNELS_FOLDER.glob("_openblas.so"), mode)
         if openblas:
             openblas.scipy_openblas_set_num_threads(num_threads())
         return None, {"products": missing, "OpenBLAS": found}
@@ -43,7 +43,7 @@ def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
     address, shared = None, False
     if openblas:
         address = ctypes.cast(openblas.scipy_cblas_sgemm, ctypes.c_void_p)
-        shared = openblas.scipy_openblas_get_parallel() == PTHREADS
+        shared = openblas.scipy_openblas_get_parallel() == OPENBLAS_PTHREADS
         if shared:
             openblas.scipy_openblas_set_num_threads(1)  # our threads call it
     products.products_init(address, shared, FEW_ROWS, num_threads(), 2)

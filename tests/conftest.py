@@ -20,7 +20,7 @@ os.environ["SPECULATIVE_T5_DEVICE"] = (
 from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.loading import load
-from speculative_t5.decoding.history import NOTHING
+from speculative_t5.decoding.history import NO_TOKEN
 from speculative_t5.decoding.logits import nothing_allowed
 from speculative_t5.decoding.sampling import Groups, Sampler
 from speculative_t5.kernels import accelerate
@@ -282,7 +282,7 @@ def output_distribution(
 ) -> dict[tuple[int, ...], float]:
     """Return the exact distribution of whole outputs (EOS included), by enumeration.
 
-    Outputs that nothing can follow before they end have `NOTHING` as their last token.
+    Outputs that nothing can follow before they end have `NO_TOKEN` as their last token.
     """
     masses: dict[tuple[int, ...], float] = {}
     open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
@@ -297,9 +297,9 @@ def output_distribution(
         extended = [
             ((*prefix, token), mass * p)
             for (prefix, mass), row, dead in zip(open_prefixes, probs, nothing, strict=True)
-            for token, p in ([(NOTHING, 1.0)] if dead else enumerate(row / row.sum()))
+            for token, p in ([(NO_TOKEN, 1.0)] if dead else enumerate(row / row.sum()))
         ]
-        ends = (EOS, NOTHING)
+        ends = (EOS, NO_TOKEN)
         ended = [e for e in extended if e[0][-1] in ends or length == max_tokens - 1]
         masses.update(ended)
         open_prefixes = [e for e in extended if e[0] not in masses]

@@ -25,7 +25,7 @@ from speculative_t5.decoding import (
 )
 from speculative_t5.decoding import loop as engine
 from speculative_t5.decoding.draft_length import FixedSchedule, Schedule
-from speculative_t5.decoding.history import NOTHING
+from speculative_t5.decoding.history import NO_TOKEN
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, StopChecker, cut
 from speculative_t5.decoding.outcomes import Outcome
 from speculative_t5.decoding.rules import Acceptance, Verdict, residual
@@ -96,7 +96,7 @@ def round_keys(seed: int, row: int, round_: int) -> np.ndarray:
     return np.array([[row, round_ * PLACES]] * 2, dtype=np.uint32)
 
 
-Output = tuple[int, ...]  # with EOS, or `NOTHING` where no token could follow
+Output = tuple[int, ...]  # with EOS, or `NO_TOKEN` where no token could follow
 
 
 def loop_outputs(target: Any, requests: Iterable[Request], plan: Plan) -> dict[int, Output]:
@@ -107,7 +107,7 @@ def loop_outputs(target: Any, requests: Iterable[Request], plan: Plan) -> dict[i
     batch.add(list(islice(waiting, ROWS)))
     while batch.rows:
         for done in batch.round():
-            end = [NOTHING] if done.error else [] if done.end_id is None else [done.end_id]
+            end = [NO_TOKEN] if done.error else [] if done.end_id is None else [done.end_id]
             found[done.index] += (*done.tokens, *end)
         batch.refill(waiting, ROWS)
     return found

@@ -129,7 +129,7 @@ def test_models_stay_plain_on_a_gpu_or_when_switched_off(
     on_cpu: bool, switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "on_cpu", lambda: on_cpu)
-    monkeypatch.setenv(libraries.SWITCH, switch)
+    monkeypatch.setenv(libraries.NATIVE_SWITCH, switch)
     _, model = pair("relu")
     assert {type(each) for each in model.decoder.layers} == {DecoderLayer}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import BeamOptions, LogitsTransform, counters
-from speculative_t5.decoding.history import NOTHING
+from speculative_t5.decoding.history import NO_TOKEN
 from speculative_t5.decoding.sampling import Sampler
 
 import mlx.core as mx
@@ -104,7 +104,7 @@ def test_beams_for_all_outputs_find_the_best_of_all(
     (found,) = search(model, [prompt], options, 3, transform=transform)
     ends = [(EOS,) * (each.finish_reason == "eos") for each in found.hypotheses]
     outputs = [(*h.tokens, *end) for h, end in zip(found.hypotheses, ends, strict=True)]
-    assert sorted(outputs) == sorted(o for o, p in allowed.items() if p and NOTHING not in o)
+    assert sorted(outputs) == sorted(o for o, p in allowed.items() if p and NO_TOKEN not in o)
     scores = [hypothesis.score for hypothesis in found.hypotheses]
     assert scores == sorted(scores, reverse=True)
     expected = [math.log(masses[output]) / len(output) ** length_penalty for output in outputs]

@@ -2,7 +2,7 @@
 
 from speculative_t5.models.cache import (
     GROWTH,
-    SMALLEST,
+    SMALLEST_CAPACITY,
     SOURCE_STEP,
     EncodedPrompt,
     KVCache,
@@ -22,7 +22,7 @@ def written(batch: int, length: int, first: float) -> mx.array:
 
 def make_cache(batch: int) -> KVCache:
     """Of two layers: one array of keys and values, as T5 has it, and two, as others do."""
-    zeros = mx.zeros((2, batch, 1, SMALLEST, 1))
+    zeros = mx.zeros((2, batch, 1, SMALLEST_CAPACITY, 1))
     return KVCache([zeros, (zeros[0], zeros[1])])
 
 
@@ -48,7 +48,7 @@ def test_rows_of_different_lengths_are_written_in_their_places() -> None:
 
 def test_buffers_are_written_in_place() -> None:
     """Where nothing else holds them: a copy of all layers in each step would cost more than it."""
-    cache = KVCache([mx.zeros((2, 1, 8, SMALLEST, 64))])
+    cache = KVCache([mx.zeros((2, 1, 8, SMALLEST_CAPACITY, 64))])
     cache.fit(4096)
     new = mx.ones((2, 1, 8, 1, 64))
 
@@ -72,7 +72,7 @@ def test_memory_of_a_long_row_is_given_back() -> None:
     cache.truncate([5 * GROWTH, 3])
     cache.clear([0])
     keys = append(cache, written(2, 2, 50))
-    assert cache.capacity == SMALLEST
+    assert cache.capacity == SMALLEST_CAPACITY
     assert keys[0][:2] == [50, 51] and keys[1] == [100, 101, 102, 150, 151]
 
 
@@ -121,10 +121,10 @@ def test_rows_are_given_to_other_sources() -> None:
     assert seen(cache) == [[4], [5] * 2]
     cache.replace([0], sources((2, 7)), [0])
     assert seen(cache) == [[7] * 2, [5] * 2]
-    assert cache.capacity == SMALLEST
+    assert cache.capacity == SMALLEST_CAPACITY
     cache.replace([0, 1], sources((300, 1), (2, 2)), [0, 1])
     cache.replace([0], sources((2, 3)), [0])
-    assert seen(cache) == [[3] * 2, [2] * 2] and cache.capacity == SMALLEST
+    assert seen(cache) == [[3] * 2, [2] * 2] and cache.capacity == SMALLEST_CAPACITY
 
 
 def test_rows_are_given_to_prompts_that_were_encoded_apart() -> None:

@@ -170,7 +170,7 @@ def test_free_memory_is_the_machines_and_its_groups(
 ) -> None:
     info, group = tmp_path / "meminfo", tmp_path / "group"
     monkeypatch.setattr(device, "MEMORY_INFO", info)
-    monkeypatch.setattr(device, "GROUP", group)
+    monkeypatch.setattr(device, "CONTROL_GROUP", group)
     assert device.free_memory() is None
     info.write_text("MemTotal: 900 kB\nMemFree: 100 kB\nMemAvailable:   600 kB\n")
     assert device.free_memory() == 600 * 1024

@@ -27,7 +27,7 @@ from speculative_t5.doctor import (
 from speculative_t5.generation import steady
 from speculative_t5.measure import SHAPES, passes
 from speculative_t5.models import T5Config
-from speculative_t5.models.cache import SMALLEST, KVCache
+from speculative_t5.models.cache import SMALLEST_CAPACITY, KVCache
 from speculative_t5.models.session import T5Session
 from speculative_t5.models.t5 import T5
 
@@ -212,7 +212,7 @@ def test_greedy_sees_rows_that_are_unlike(
     assert "depend on the draft in steady mode (near-ties, float32" in found.reason
     (ties,) = (c for c in found.details["compared"] if c["name"] == "near-ties, bfloat16")
     assert ties["steady"] and ties["count"] == 4
-    assert outputs.TIES_TOKENS > SMALLEST, "passes on both sides of where a cache grows"
+    assert outputs.TIES_TOKENS > SMALLEST_CAPACITY, "passes on both sides of where a cache grows"
 
 
 def test_other_bits_than_single_tokens_fail_only_where_they_are_promised(
@@ -295,7 +295,7 @@ def test_the_default_type_and_a_slow_one_are_reported(
 ) -> None:
     info = {"architecture": "applegpu_g13s", "device_name": "Apple M1 Pro", "memory_size": 2**34,
             "resource_limit": 499000}  # fmt: skip
-    monkeypatch.delenv(environment.machine.CHOICE)
+    monkeypatch.delenv(environment.machine.DEVICE_VARIABLE)
     monkeypatch.setattr(mx, "device_info", lambda device=None: info)
     monkeypatch.setattr(environment.machine, "on_cpu", lambda: False)
     limits = environment._limits()

@@ -27,7 +27,7 @@ computes_on_cpu = is_linux and not mx.cuda.is_available()
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
-    for name in (libraries.SWITCH, device.CHOICE, "MLX_ENABLE_TF32", *threads):
+    for name in (libraries.NATIVE_SWITCH, device.DEVICE_VARIABLE, "MLX_ENABLE_TF32", *threads):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -175,7 +175,10 @@ called.unlink()
 print(decoder.generate("correct: He go home.").text, called.exists())
 """
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    assert python(code, PATH=path, **{device.CHOICE: "cpu"}) == ["True", "He goes home. False"]
+    assert python(code, PATH=path, **{device.DEVICE_VARIABLE: "cpu"}) == [
+        "True",
+        "He goes home. False",
+    ]
 
 
 @pytest.mark.linux
@@ -194,7 +197,7 @@ for line in open("/proc/self/maps"):
     state, library = python(code)
     assert state == "loaded"
     assert library.startswith(
-        "_products" if any(libraries.FOLDER.glob("_products*.so")) else "_openblas"
+        "_products" if any(libraries.KERNELS_FOLDER.glob("_products*.so")) else "_openblas"
     )
 
 
@@ -208,7 +211,7 @@ maps = open("/proc/self/maps").read()
 print(libraries.products, layers.library, *sorted(libraries.parts()), "scipy_openblas32" in maps,
       os.environ["MLX_ENABLE_TF32"])
 """
-    found = python(code, **{libraries.SWITCH: "0", "MLX_ENABLE_TF32": "1"})
+    found = python(code, **{libraries.NATIVE_SWITCH: "0", "MLX_ENABLE_TF32": "1"})
     assert found == ["None None OpenBLAS layers products False 1"]
 
 
@@ -230,13 +233,13 @@ with warnings.catch_warnings(record=True) as caught:
 for warning in caught:
     print(warning.message)
 """
-    found = python(code, **{device.CHOICE: choice})
-    assert sorted(found) == sorted([*said, *[device.LATE] * computes_on_cpu])
+    found = python(code, **{device.DEVICE_VARIABLE: choice})
+    assert sorted(found) == sorted([*said, *[device.LATE_IMPORT] * computes_on_cpu])
 
 
 @pytest.mark.linux
 def test_missing_parts_are_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(libraries, "FOLDER", tmp_path)
+    monkeypatch.setattr(libraries, "KERNELS_FOLDER", tmp_path)
     missing = {"products": "not built", "OpenBLAS": "not built"}
     assert libraries.load_blas() == (None, missing)
     (tmp_path / f"_products{EXTENSION_SUFFIXES[0]}").write_text("not a library")

@@ -12,7 +12,7 @@ from speculative_t5.decoding.sampling import (
     sample,
     uniform,
 )
-from speculative_t5.decoding.scoring import PASS, token_probabilities
+from speculative_t5.decoding.scoring import TOKENS_PER_PASS, token_probabilities
 
 import mlx.core as mx
 import numpy as np
@@ -152,7 +152,7 @@ SAMPLERS += [Sampler(0.8, transform=TRANSFORMS[name]) for name in ("together", "
 def test_probabilities_equal_those_of_a_pass_over_the_whole_output(kind: str) -> None:
     model = tiny(kind, vocab_size=12, layers=2)
     start = SOURCE if model.info.is_decoder_only else [0]
-    for sampler, count in product(SAMPLERS, (0, 1, PASS, PASS + 1)):
+    for sampler, count in product(SAMPLERS, (0, 1, TOKENS_PER_PASS, TOKENS_PER_PASS + 1)):
         tokens = np.random.default_rng(0).integers(2, 12, count).tolist()
         # Those of temperature 0 are those of 1.
         temperature = sampler if sampler.temperature else Sampler(1.0)

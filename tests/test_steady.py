@@ -8,7 +8,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.generation.steady import rows_are_alike, steady_width
 from speculative_t5.models import t5
-from speculative_t5.models.cache import SMALLEST, KVCache
+from speculative_t5.models.cache import SMALLEST_CAPACITY, KVCache
 
 import mlx.core as mx
 import pytest
@@ -119,7 +119,7 @@ def test_passes_follow_from_the_position_alone() -> None:
     seen: set[tuple[int, int]] = set()
 
     for longest in (1, 2, 6, 40):
-        cache = KVCache([mx.zeros((2, 1, 1, SMALLEST, 2))], width)
+        cache = KVCache([mx.zeros((2, 1, 1, SMALLEST_CAPACITY, 2))], width)
         while cache.lengths[0] < total:
             length, stay, passes = rng.randint(1, longest), 0, list[tuple[int, int]]()
             for part, count in cache.parts(mx.zeros((1, length), mx.int32)):

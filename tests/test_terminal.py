@@ -113,7 +113,7 @@ def test_a_warning_becomes_one_line_without_its_source(ended: Any) -> None:
 def lacking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """What is missing on a machine where no tip has been given yet."""
     parts = {"products": "not built", "OpenBLAS": "not built"}
-    for name in (terminal.TIPS_SWITCH, libraries.SWITCH):
+    for name in (terminal.TIPS_SWITCH, libraries.NATIVE_SWITCH):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(device, "on_cpu", lambda: True)
@@ -121,7 +121,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     return parts
 
 
-LOADED = dict.fromkeys(libraries.PARTS, "loaded, AVX2")
+LOADED = dict.fromkeys(libraries.NATIVE_PARTS, "loaded, AVX2")
 
 
 def test_every_missing_part_gives_a_tip_with_its_reason(
@@ -133,7 +133,7 @@ def test_every_missing_part_gives_a_tip_with_its_reason(
         for tip, found in zip(terminal.tips(), missing, strict=True):
             assert found in tip
     with monkeypatch.context() as patch:
-        patch.setenv(libraries.SWITCH, "0")
+        patch.setenv(libraries.NATIVE_SWITCH, "0")
         assert terminal.tips() == []
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     assert terminal.tips() == []

@@ -184,7 +184,7 @@ def _say(line: str) -> None:
 
 def tips() -> list[str]:
     """Return what would make decoding faster on this machine; nothing off Linux CPUs."""
-    if not device.on_cpu() or os.environ.get(libraries.SWITCH) == "0":
+    if not device.on_cpu() or os.environ.get(libraries.NATIVE_SWITCH) == "0":
         return []
     return [
         f"decoding takes longer on this CPU without {part} ({why}): see docs/installing.md"

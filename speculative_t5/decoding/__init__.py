@@ -25,7 +25,7 @@ from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform
 from .lookup import MAX_NGRAM
 from .loop import (
     PREFETCH_TOKENS,
-    WINDOW,
+    SORTED_BATCHES,
     Batch,
     Indexed,
     Plan,

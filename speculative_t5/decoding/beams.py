@@ -23,10 +23,9 @@ from .history import TokenHistory
 from .loop import Request, first_context, stop_reasons, token_budget
 from .protocols import LanguageModel, Session
 from .results import Broadcast, FinishReason, Stats, identity, read
-from .sampling import Groups
+from .sampling import RANKING_BLOCK, Groups
 
 EarlyStopping = bool | Literal["never"]
-BLOCK = 64  # ids whose largest score is found first: sorting all of them would take much longer
 
 
 @dataclass(frozen=True)
@@ -167,16 +166,17 @@ def best_continuations(totals: mx.array, count: int) -> mx.array:
         if there are fewer continuations; ids from V on stand for nothing, and have the score -inf.
     """
     prompts, _, size = totals.shape
-    padded = size + -size % BLOCK
+    padded = size + -size % RANKING_BLOCK
     totals = mx.pad(totals, [(0, 0), (0, 0), (0, padded - size)], constant_values=-mx.inf)
-    blocks = totals.reshape(prompts, -1, BLOCK)
+    blocks = totals.reshape(prompts, -1, RANKING_BLOCK)
     # The K best are in the K blocks whose largest are the largest: any other is below K of these.
     chosen = mx.argsort(-mx.max(blocks, axis=-1), axis=-1)[:, :count]
     chosen = mx.sort(chosen, axis=-1)
     pool = mx.take_along_axis(blocks, chosen[..., None], axis=1).reshape(prompts, -1)
     order = mx.argsort(-pool, axis=-1)[:, :count]
     scores = mx.take_along_axis(pool, order, axis=-1)
-    positions = mx.take_along_axis(chosen, order // BLOCK, axis=-1) * BLOCK + order % BLOCK
+    first = mx.take_along_axis(chosen, order // RANKING_BLOCK, axis=-1) * RANKING_BLOCK
+    positions = first + order % RANKING_BLOCK
     found = [mx.view(scores, mx.int32), positions // padded, positions % padded]
     return mx.concatenate([part.astype(mx.int32) for part in found], axis=-1)
 

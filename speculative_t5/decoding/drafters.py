@@ -109,7 +109,7 @@ class LookupDrafter:
         return tokens
 
 
-Split = Callable[[int], tuple[int, int]]  # see `Schedule.split`
+DraftSplit = Callable[[int], tuple[int, int]]  # see `Schedule.split`
 
 
 class CombinedDrafter:
@@ -118,7 +118,7 @@ class CombinedDrafter:
     Where it finds nothing, or the model's draft has ended with EOS, the draft is the model's alone.
     """
 
-    def __init__(self, model: ModelDrafter, lookup: LookupDrafter, split: Split) -> None:
+    def __init__(self, model: ModelDrafter, lookup: LookupDrafter, split: DraftSplit) -> None:
         self._model = model
         self._lookup = lookup
         self._split = split

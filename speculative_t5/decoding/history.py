@@ -8,7 +8,7 @@ from functools import cached_property
 
 import mlx.core as mx
 
-NOTHING = -1  # instead of a token, where a row has fewer than others
+NO_TOKEN = -1  # instead of a token, where a row has fewer than others
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class TokenHistory:
 
     @cached_property
     def tokens(self) -> mx.array:
-        """Contexts and drafted tokens, (B, T + N) int32, `NOTHING` before short rows."""
+        """Contexts and drafted tokens, (B, T + N) int32, `NO_TOKEN` before short rows."""
         longest = max(map(len, self.contexts))
-        rows = [[*[NOTHING] * (longest - len(c)), *c] for c in self.contexts]
+        rows = [[*[NO_TOKEN] * (longest - len(c)), *c] for c in self.contexts]
         return mx.concatenate([mx.array(rows, dtype=mx.int32), self.drafted], axis=1)
 
     def of_rows(self, rows: Sequence[int]) -> TokenHistory:

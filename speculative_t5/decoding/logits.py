@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..options import OptionError, check_integer, check_number, option_error
-from .history import NOTHING, TokenHistory
+from .history import NO_TOKEN, TokenHistory
 from .results import read
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
@@ -108,7 +108,7 @@ class LogitsTransform:
         if self._sequences:
             beginnings, last = self._sequences
             before = _before(history.tokens, length, beginnings.shape[1])[:, :, None]
-            same = (before == mx.array(beginnings)) | mx.array(beginnings == NOTHING)
+            same = (before == mx.array(beginnings)) | mx.array(beginnings == NO_TOKEN)
             most = mx.where(mx.all(same, axis=-1), -mx.inf, mx.inf)
             logits = logits.at[:, :, mx.array(last)].minimum(most)
         if self.min_tokens:
@@ -121,11 +121,11 @@ class LogitsTransform:
             added = self._added("begin_suppress_tokens", size)
             logits = mx.where(first, logits + added, logits)
         if self.forced_tokens:
-            forced = mx.array([*self.forced_tokens, NOTHING], dtype=mx.int32)
+            forced = mx.array([*self.forced_tokens, NO_TOKEN], dtype=mx.int32)
             positions = mx.minimum(history.positions(length), len(self.forced_tokens))
             token = forced[positions][..., None]
             only = mx.where(mx.arange(size) == token, 0.0, -mx.inf)
-            logits = mx.where(token == NOTHING, logits, only)
+            logits = mx.where(token == NO_TOKEN, logits, only)
         if self.processors:
             logits = self._processed(logits, history)
         return logits
@@ -157,7 +157,7 @@ class LogitsTransform:
         words = [word for word in self.bad_words if len(word) > 1]
         if not words:
             return None
-        beginnings = np.full((len(words), max(map(len, words)) - 1), NOTHING, np.int32)
+        beginnings = np.full((len(words), max(map(len, words)) - 1), NO_TOKEN, np.int32)
         for row, word in zip(beginnings, words, strict=True):
             row[1 - len(word) :] = word[:-1]
         return beginnings, np.array([word[-1] for word in words], np.int32)
@@ -183,7 +183,7 @@ def nothing_allowed(logits: mx.array) -> mx.array:
 
 
 def _marked(ids: mx.array, size: int) -> mx.array:
-    """Return (B, L, V) bool, True at each position's ids (B, L, N); `NOTHING` marks nothing."""
+    """Return (B, L, V) bool, True at each position's ids (B, L, N); `NO_TOKEN` marks nothing."""
     batch, length, _ = ids.shape
     where = mx.where(ids < 0, size, ids)  # one more column, for what marks nothing
     empty = mx.zeros((batch, length, size + 1), dtype=mx.bool_)
@@ -196,7 +196,7 @@ def _seen(tokens: mx.array, logits: mx.array) -> mx.array:
     total = tokens.shape[1]
     # Position i follows all but the last L - 1 - i of them.
     before = mx.arange(total) < mx.arange(total - length + 1, total + 1)[:, None]
-    return _marked(mx.where(before, tokens[:, None], NOTHING), size)
+    return _marked(mx.where(before, tokens[:, None], NO_TOKEN), size)
 
 
 def _before(tokens: mx.array, length: int, size: int) -> mx.array:
@@ -204,7 +204,7 @@ def _before(tokens: mx.array, length: int, size: int) -> mx.array:
     batch, total = tokens.shape
     lacking = size - (total - length + 1)  # of the tokens before the first position
     if lacking > 0:
-        tokens = mx.pad(tokens, [(0, 0), (lacking, 0)], constant_values=NOTHING)
+        tokens = mx.pad(tokens, [(0, 0), (lacking, 0)], constant_values=NO_TOKEN)
         total += lacking
     return mx.as_strided(tokens, (batch, length, size), (total, 1, 1), total - length + 1 - size)
 
@@ -224,7 +224,7 @@ def _repeating(tokens: mx.array, ngram: int, logits: mx.array) -> mx.array:
         occurred = mx.as_strided(tokens, (batch, 1, count, ngram - 1), (total, 0, 1, 1))
         # A window that begins before a row's first token occurs nowhere else.
         same = same & mx.all(occurred == last, axis=-1)
-    followed = mx.where(same, tokens[:, None, ngram - 1 :], NOTHING)
+    followed = mx.where(same, tokens[:, None, ngram - 1 :], NO_TOKEN)
     return _marked(followed, size)
 
 

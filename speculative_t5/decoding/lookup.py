@@ -22,7 +22,7 @@ class Lookup:
     """
 
     def __init__(self, source: Sequence[int], min_ngram: int, max_ngram: int) -> None:
-        self._text = _as_text(source)
+        self._text = _as_string(source)
         self._num_source = len(source)
         self._min_ngram, self._max_ngram = min_ngram, max_ngram
 
@@ -37,8 +37,8 @@ class Lookup:
         num_source = self._num_source
         if len(output) < len(self._text) - num_source:
             self._text = self._text[:num_source]
-        self._text += _as_text(output[len(self._text) - num_source :])
-        text = self._text + _as_text(assumed)
+        self._text += _as_string(output[len(self._text) - num_source :])
+        text = self._text + _as_string(assumed)
         match = self._match(text)
         if match is None and len(text) > num_source + 1:
             before = self._match(text[:-1])
@@ -66,5 +66,5 @@ class Lookup:
         return min(inside, key=lambda end: abs(end - wanted), default=latest + size - 1)
 
 
-def _as_text(tokens: Iterable[int]) -> str:
+def _as_string(tokens: Iterable[int]) -> str:
     return "".join(map(chr, tokens))

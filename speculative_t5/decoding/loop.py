@@ -30,7 +30,7 @@ from .sampling import (
 )
 from .verify import Verifier
 
-WINDOW = 4  # batches of prompts to put in order of length
+SORTED_BATCHES = 4  # batches of prompts to put in order of length
 PREFETCH_TOKENS = 512  # of prompts to encode before there are rows for them
 # Between two rounds, as a share of the second one's time. In a longer one, a pass that was begun
 # early has got ahead.

@@ -129,9 +129,12 @@ class LanguageModel(Protocol):
     ) -> tuple[Session, list[list[int]]]:
         """Return a session and each row's initial context, whose last token is not cached yet.
 
-        With a width, every pass of the session has that many positions, padding among them, and the
-        cache's capacity follows from the position alone: a position is then computed in the same
-        way however the tokens before it were fed.
+        Args:
+            prompts: Ids of each row's prompt.
+            width: Positions of every pass, for passes that are steady: more tokens are fed in
+                several passes, and fewer are padded. The cache's capacity is then a function of the
+                position. So what is computed at a position does not depend on how the tokens before
+                it were fed. None makes passes as long as what they are fed.
         """
 
 
@@ -144,5 +147,5 @@ class SharingModel(LanguageModel, Protocol):
         """Return the target's session, the draft's own, and each row's initial context.
 
         The prompts are encoded once. Rows are replaced and selected in the target's session first.
-        The width is that of the target's passes.
+        `width` is for the target's passes; see `start`.
         """

@@ -15,7 +15,7 @@ class Verdict(NamedTuple):
     """The decision on a draft."""
 
     num_accepted: mx.array  # drafted tokens accepted in each row, (B,) int32
-    # After them, (B,) int32; `NOTHING` where none is allowed, or what marks NaN (`faults`).
+    # After them, (B,) int32; `NO_TOKEN` where none is allowed, or what marks NaN (`faults`).
     next_token: mx.array
 
 

@@ -15,7 +15,7 @@ from .logits import LogitsTransform
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
 # Above it, a temperature is infinite in float32: all tokens that remain are equally probable.
 MAX_TEMPERATURE = float(np.finfo(np.float32).max)
-BLOCK = 64  # logits that `largest` ranks together
+RANKING_BLOCK = 64  # ids whose largest logit is found first: to sort all would take much longer
 
 # uint32: (B, 2), one for each row, or (B, L, 2), one for each position; None: nothing is sampled
 Keys = mx.array | None
@@ -161,16 +161,16 @@ def largest(logits: mx.array, count: int) -> mx.array:
     first `count` of them hold as many values that no other block exceeds.
     """
     *outer, size = logits.shape
-    num_blocks = -(-size // BLOCK)
-    if 2 * (count * BLOCK + num_blocks) > size:
+    num_blocks = -(-size // RANKING_BLOCK)
+    if 2 * (count * RANKING_BLOCK + num_blocks) > size:
         return mx.topk(logits, count, axis=-1)
-    if more := num_blocks * BLOCK - size:
+    if more := num_blocks * RANKING_BLOCK - size:
         logits = mx.pad(logits, [*[(0, 0)] * len(outer), (0, more)], constant_values=-mx.inf)
-    blocks = logits.reshape(*outer, num_blocks, BLOCK)
+    blocks = logits.reshape(*outer, num_blocks, RANKING_BLOCK)
     first = num_blocks - count
     chosen = mx.argpartition(mx.max(blocks, axis=-1), first, axis=-1)[..., first:]
     values = mx.take_along_axis(blocks, chosen[..., None], axis=-2)
-    return mx.topk(values.reshape(*outer, count * BLOCK), count, axis=-1)
+    return mx.topk(values.reshape(*outer, count * RANKING_BLOCK), count, axis=-1)
 
 
 def padded(values: mx.array, vocab_size: int, value: float = 0.0) -> mx.array:

@@ -15,7 +15,7 @@ from .loop import first_context, token_budget
 from .protocols import LanguageModel
 from .sampling import Sampler, padded
 
-PASS = 32  # tokens per pass: bounds the memory for logits, and all passes have one shape
+TOKENS_PER_PASS = 32  # tokens per pass: bounds the memory for logits, and all passes have one shape
 
 
 def pair_probabilities(
@@ -110,18 +110,18 @@ def _passes(
 ) -> Iterator[tuple[mx.array, list[int], TokenHistory]]:
     """Yield logits (1, N, V), the N tokens of an output that they precede, and what they follow.
 
-    All tokens come, at most `PASS` at a time. The decoder reads `first` before them, or the model's
-    own start token.
+    All tokens come, at most `TOKENS_PER_PASS` at a time. The decoder reads `first` before them, or
+    the model's own start token.
     """
     last = model.info.vocab_size - 1
     session, (context,) = model.start([[min(token, last) for token in source]])
     context = [min(token, last) for token in first_context(context, first)]
     fed = [context[-1], *tokens]  # all before it is in the session's cache
-    for start in range(0, len(tokens), PASS):
+    for start in range(0, len(tokens), TOKENS_PER_PASS):
         # Each fed token gives the logits of the next one.
-        feed = fed[start : start + PASS]
-        padded = [*(min(token, last) for token in feed), *[0] * (PASS - len(feed))]
-        asked = list(tokens[start : start + PASS])
+        feed = fed[start : start + TOKENS_PER_PASS]
+        padded = [*(min(token, last) for token in feed), *[0] * (TOKENS_PER_PASS - len(feed))]
+        asked = list(tokens[start : start + TOKENS_PER_PASS])
         logits = session.step(mx.array([padded], dtype=mx.int32), width)[:, : len(asked)]
         drafted = mx.array([asked[:-1]], dtype=mx.int32)
         history = TokenHistory([[*context, *tokens[:start]]], [len(context)], drafted)

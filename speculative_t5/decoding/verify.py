@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .draft import Draft
 from .faults import BROKEN_DRAFT
-from .history import NOTHING, TokenHistory
+from .history import NO_TOKEN, TokenHistory
 from .logits import nothing_allowed
 from .protocols import Session
 from .results import Broadcast, identity, read
@@ -73,7 +73,7 @@ class Verifier:
                 num_accepted = 0
             emitted = row[:num_accepted]
             # What marks NaN waits for the round that begins there.
-            if next_token > NOTHING or (next_token < NOTHING and not emitted):
+            if next_token > NO_TOKEN or (next_token < NO_TOKEN and not emitted):
                 emitted.append(next_token)
             found.append((emitted, num_accepted))
         return found
@@ -91,7 +91,7 @@ class Verifier:
         al. 2408.07978). So the output is the same with any draft or none. In greedy rows a drafted
         token counts as the choice if its probability (at temperature 1) is at least (1 - delta)
         times the largest (2211.17192, appendix A.5, with l = 1 - delta). Where no token is allowed
-        the choice is `NOTHING`.
+        the choice is `NO_TOKEN`.
         """
         num_draft = draft.tokens.shape[1]
         choices = groups.choose(logits, keys if self.is_coupled else None)
@@ -105,7 +105,7 @@ class Verifier:
                 near = near & draft.mask
             kept = mx.where(near, draft.tokens, choices[:, :num_draft])
             choices = mx.concatenate([kept, choices[:, num_draft:]], axis=1)
-        return mx.where(nothing_allowed(logits), NOTHING, choices)
+        return mx.where(nothing_allowed(logits), NO_TOKEN, choices)
 
     def verdict(self, draft: Draft, logits: mx.array, groups: Groups, keys: mx.array) -> Verdict:
         """Judge a sampled draft by the target's logits (B, K + 1, V), given `verdict_keys`."""
@@ -125,7 +125,7 @@ class Verifier:
         num_accepted, next_token = decide(acceptance, draft, probs, keys)
         if nothing is not None:
             none_left = mx.take_along_axis(nothing, num_accepted[:, None], axis=1)[:, 0]
-            next_token = mx.where(none_left, NOTHING, next_token)
+            next_token = mx.where(none_left, NO_TOKEN, next_token)
         if draft.probs is not None:
             is_broken = mx.any(mx.isnan(draft.probs[..., 0]), axis=1)
             next_token = mx.where(is_broken, BROKEN_DRAFT, next_token)

@@ -40,7 +40,7 @@ def versions(subject: Subject) -> Finding:
 def device(subject: Subject) -> Finding:
     """Report the device that MLX computes on, its memory and its limits."""
     machine.limit_memory()  # as loading a model does
-    used, choice = mx.default_device(), os.environ.get(machine.CHOICE)
+    used, choice = mx.default_device(), os.environ.get(machine.DEVICE_VARIABLE)
     info = {name: value for name, value in mx.device_info(used).items() if name in PUBLIC}
     name, limits, buffers = machine.chip(used), _limits(), info.get("resource_limit")
     apple = re.search(r"\bM\d+\b", name)
@@ -58,7 +58,7 @@ def device(subject: Subject) -> Finding:
         reason += f"; some users report float16 to be faster on an {chip}"
     found = f"MLX computes on {where}: {name}, {_size(memory())} of memory{threads}"
     if choice:
-        found += f" ({machine.CHOICE}={choice})"
+        found += f" ({machine.DEVICE_VARIABLE}={choice})"
     notes = [
         ", ".join(f"{name.replace('_', ' ')} {_size(limit)}" for name, limit in limits.items())
         + (f"; at most {buffers:,} buffers" if buffers else ""),

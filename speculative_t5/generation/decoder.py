@@ -228,7 +228,7 @@ class SpeculativeDecoder:
         output depends only on its prompt, its index and the seed, up to rounding.
 
         `prompts` are pairs of an index, at least 0, and a prompt, as `enumerate` makes them. As
-        many prompts as rows are taken ahead, with `by_length` `WINDOW` times as many.
+        many prompts as rows are taken ahead, with `by_length` `SORTED_BATCHES` times as many.
         """
         check_prompts(prompts)
         batch_size = num_rows(options.batch_size, steady=self.is_steady)
@@ -236,7 +236,7 @@ class SpeculativeDecoder:
             (index, self._fit(index, prompt)) for index, prompt in map(checked_pair, prompts)
         )
         if options.by_length and batch_size > 1:
-            requests = decoding.in_order_of_length(requests, decoding.WINDOW * batch_size)
+            requests = decoding.in_order_of_length(requests, decoding.SORTED_BATCHES * batch_size)
         return naming_rows(self.engine.generations(requests, options, batch_size), options)
 
     def check_batch(self, options: BatchOptions) -> None:

@@ -7,7 +7,7 @@ layers of `models` are the reference.
 import os
 
 from .. import device
-from ..libraries import SWITCH
+from ..libraries import NATIVE_SWITCH
 from ..models import EncoderDecoder, SharingDraft
 from . import layers
 
@@ -19,7 +19,7 @@ def accelerate(model: EncoderDecoder | SharingDraft) -> None:
     within float32 rounding. Layers that are quantized or wrapped, now or later, are run as they
     are. MLX cannot differentiate the fused operations.
     """
-    if not device.on_cpu() or layers.library is None or os.environ.get(SWITCH) == "0":
+    if not device.on_cpu() or layers.library is None or os.environ.get(NATIVE_SWITCH) == "0":
         return
     for module in model.modules():  # those that a draft shares are its target's
         if type(module) in layers.FUSED:

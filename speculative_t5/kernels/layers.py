@@ -32,9 +32,14 @@ class FusedEncoderLayer(t5.EncoderLayer):
             return super().__call__(x, bias)
         attention = self.self_attention
         x = library.encoder_attention(
-            x, self.self_norm.weight, attention.qkv.weight, attention.out.weight, bias.table,
-            bias.mask, self.self_norm.eps,
-        )  # fmt: skip
+            x,
+            self.self_norm.weight,
+            attention.qkv.weight,
+            attention.out.weight,
+            bias.table,
+            bias.mask,
+            self.self_norm.eps,
+        )
         return _feed_forward(self, x)
 
 
@@ -52,14 +57,25 @@ class FusedDecoderLayer(t5.DecoderLayer):
         if cache is None or not (_fits(self) and _usable(x, bias.table, source, mask, cache)):
             return super().__call__(x, bias, cache, source, padding)
         x, cache = library.decoder_attention(
-            x, self.self_norm.weight, own.qkv.weight, own.out.weight, bias.table, cache,
-            bias.offsets, self.self_norm.eps,
-        )  # fmt: skip
+            x,
+            self.self_norm.weight,
+            own.qkv.weight,
+            own.out.weight,
+            bias.table,
+            cache,
+            bias.offsets,
+            self.self_norm.eps,
+        )
         # Rows with the same source are one row of several positions here.
         grouped = library.cross_attention(
-            x.reshape(source.shape[1], -1, x.shape[2]), self.cross_norm.weight, cross.q.weight,
-            cross.out.weight, source, mask, self.cross_norm.eps,
-        )  # fmt: skip
+            x.reshape(source.shape[1], -1, x.shape[2]),
+            self.cross_norm.weight,
+            cross.q.weight,
+            cross.out.weight,
+            source,
+            mask,
+            self.cross_norm.eps,
+        )
         return _feed_forward(self, grouped.reshape(x.shape)), cache
 
 

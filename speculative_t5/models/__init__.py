@@ -4,7 +4,7 @@ Imports `decoding`, for the protocols that a model implements, `distributed`, `d
 `errors`.
 """
 
-from .cache import SMALLEST, EncodedPrompt, KVCache, additive, capacity_for, write
+from .cache import SMALLEST_CAPACITY, EncodedPrompt, KVCache, additive, capacity_for, write
 from .config import (
     DRAFT_TYPE,
     MAX_LAYERS,

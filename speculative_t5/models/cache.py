@@ -12,14 +12,14 @@ from mlx.utils import tree_flatten, tree_map
 
 from .. import device
 
-# Capacities are few, as each is a shape to compile for: powers of 2 from SMALLEST to GROWTH, then
-# multiples of GROWTH.
-SMALLEST, GROWTH = 32, 256
+# Capacities are few, as each is a shape to compile for: powers of 2 from SMALLEST_CAPACITY to
+# GROWTH, then multiples of GROWTH.
+SMALLEST_CAPACITY, GROWTH = 32, 256
 SOURCE_STEP = 32  # widths of sources are multiples of this, for the same reason
 
 # A layer's keys and values: one array (2, B, H, T, D), or several (B, H, T, D). Axes are counted
 # from the end, so that both are handled alike.
-Layer = Any
+LayerBuffers = Any
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class EncodedPrompt:
 class Buffers:
     """Keys and values of all layers, for a batch of rows of different lengths."""
 
-    def __init__(self, layers: Sequence[Layer], lengths: Sequence[int]) -> None:
+    def __init__(self, layers: Sequence[LayerBuffers], lengths: Sequence[int]) -> None:
         self.layers = list(layers)  # of arrays (..., B, H, C, D), C being the capacity
         self.lengths = list(lengths)  # positions of each row that count
         self.capacity = first_array(layers).shape[-2]
@@ -89,13 +89,13 @@ class Buffers:
 
 
 class KVCache(Buffers):
-    """Self-attention's keys and values, made of layers with `SMALLEST` positions and empty rows.
+    """Self-attention's keys and values, from layers of `SMALLEST_CAPACITY` with empty rows on.
 
     Rewinding moves a row's length and leaves the buffers alone: the next step overwrites what lies
     beyond. `width` is that of passes, see `parts`; None for passes of any length.
     """
 
-    def __init__(self, layers: Sequence[Layer], width: int | None = None) -> None:
+    def __init__(self, layers: Sequence[LayerBuffers], width: int | None = None) -> None:
         super().__init__(layers, [0] * first_array(layers).shape[-4])
         self._width = width
 
@@ -123,7 +123,7 @@ class KVCache(Buffers):
             yield part if count == width else mx.pad(part, [(0, 0), (0, width - count)]), count
             start += count
 
-    def hand_over(self, num_tokens: int) -> tuple[mx.array, list[Layer]]:
+    def hand_over(self, num_tokens: int) -> tuple[mx.array, list[LayerBuffers]]:
         """Make room for a pass over tokens of every row; return its offsets and all layers.
 
         The offsets are each row's length, (B,) int32, or (1,) if all are the same. The cache keeps
@@ -135,7 +135,7 @@ class KVCache(Buffers):
         layers, self.layers = self.layers, []
         return offsets, layers
 
-    def take_back(self, layers: list[Layer], count: int) -> None:
+    def take_back(self, layers: list[LayerBuffers], count: int) -> None:
         """Take the layers with a pass's tokens written, of which the first `count` stay."""
         self.layers = layers
         self.lengths = [length + count for length in self.lengths]
@@ -192,7 +192,7 @@ class SourceCache(Buffers):
             self._measure()
 
 
-def first_array(layers: Sequence[Layer]) -> mx.array:
+def first_array(layers: Sequence[LayerBuffers]) -> mx.array:
     """Return one of a layer's arrays, as all have the same numbers of rows and positions."""
     flat: Any = tree_flatten(layers[0])
     array: mx.array = flat[0][1]
@@ -218,7 +218,7 @@ def additive(real: mx.array, dtype: mx.Dtype) -> mx.array:
 
 def capacity_for(needed: int) -> int:
     """Return the smallest capacity for `needed` positions."""
-    capacity = SMALLEST
+    capacity = SMALLEST_CAPACITY
     while capacity < min(needed, GROWTH):
         capacity *= 2
     return capacity if needed <= GROWTH else -(-needed // GROWTH) * GROWTH

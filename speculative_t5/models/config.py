@@ -121,23 +121,31 @@ def read_size(
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 
 # All others lack a decoder, or have another head on it.
-ARCHITECTURES = tuple(
+T5_ARCHITECTURES = tuple(
     f"{prefix}{kind}"
     for kind in ("ForConditionalGeneration", "WithLMHeadModel", "Model")
     for prefix in ("T5", "MT5", "UMT5")
 )
 
 # `feed_forward_proj` of config.json -> activation.
-ACTIVATIONS: dict[str, Activation] = {
-    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new", "silu": "silu",
-    "gated-relu": "relu", "gated-gelu": "gelu_new",  # the tanh approximation is meant
-    "gated-gelu_new": "gelu_new", "gated-silu": "silu",
-}  # fmt: skip
+PROJECTION_ACTIVATIONS: dict[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_new",
+    "silu": "silu",
+    "gated-relu": "relu",
+    "gated-gelu": "gelu_new",  # the tanh approximation is meant
+    "gated-gelu_new": "gelu_new",
+    "gated-silu": "silu",
+}
 
 MAX_DISTANCE = 2**16
 _SIZES = ("d_model", "d_kv", "d_ff", "num_heads", "vocab_size")
-_OPTIONAL_SIZES = ("relative_attention_num_buckets", "relative_attention_max_distance",
-                   "n_positions")  # fmt: skip
+_OPTIONAL_SIZES = (
+    "relative_attention_num_buckets",
+    "relative_attention_max_distance",
+    "n_positions",
+)
 _TOKENS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 
@@ -218,9 +226,11 @@ class T5Config:
         ids = _read_ids(raw, sizes["vocab_size"])
         depth = read_size(raw, "num_layers", MAX_LAYERS)
         projection = str(raw.get("feed_forward_proj", "relu"))
-        activation = ACTIVATIONS.get(projection)
+        activation = PROJECTION_ACTIVATIONS.get(projection)
         if activation is None:
-            raise wrong("feed_forward_proj", projection, f"one of {', '.join(ACTIVATIONS)}")
+            raise wrong(
+                "feed_forward_proj", projection, f"one of {', '.join(PROJECTION_ACTIVATIONS)}"
+            )
         tied = read_flag(raw, "tie_word_embeddings", True)
         # transformers 5 writes the first as true for all, and the second for T5, from 5.24 on for
         # umt5, too; mt5 is never scaled.
@@ -302,7 +312,7 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
             f"this is a {found} in config.json), expected one of the T5 family, "
             f"{', '.join([*MODEL_TYPES, *T5GEMMA_TYPES])}"
         )
-    check_architectures(raw, ARCHITECTURES)
+    check_architectures(raw, T5_ARCHITECTURES)
     refuse_quantized(raw, "convert the original, with --quantize")
 
 

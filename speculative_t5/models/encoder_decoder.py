@@ -13,12 +13,12 @@ import mlx.nn as nn
 
 from .. import device
 from ..decoding import Broadcast, ModelInfo, counters, fingerprint, identity
-from .cache import SMALLEST, SourceCache, additive, padding_mask, source_width
+from .cache import SMALLEST_CAPACITY, SourceCache, additive, padding_mask, source_width
 from .config import Quantization
 from .session import HeadOutput, Prompts, T5Session
 from .t5gemma_config import ModelConfig
 
-COMPILING = threading.Lock()  # held while any model's compiled decoder is made or dropped
+COMPILE_LOCK = threading.Lock()  # held while any model's compiled decoder is made or dropped
 
 # Tokens in one pass of the encoder, padding included, unless one prompt has more. On a CPU larger
 # products gain nothing, and smaller groups have sources of more similar length, so less padding.
@@ -133,7 +133,7 @@ class CompiledDecoder:
 
     def new_cache(self, batch: int) -> list[mx.array]:
         """Return each layer's keys and values, of the smallest capacity, with nothing in them."""
-        shape = 2, batch, self._num_heads, SMALLEST, self.decoder.head_size
+        shape = 2, batch, self._num_heads, SMALLEST_CAPACITY, self.decoder.head_size
         return [mx.zeros(shape, self._dtype) for _ in range(self.depth)]
 
     def run(
@@ -219,14 +219,14 @@ class CompiledModel(nn.Module):
     @property
     def compiled(self) -> CompiledDecoder:
         """The compiled decoder, which the first use makes."""
-        with COMPILING:
+        with COMPILE_LOCK:
             if self._compiled is None:
                 self._compiled = CompiledDecoder(self)
             return self._compiled
 
     def recompile(self) -> None:
         """Compile the decoder anew at its next use; needed after weights or layers were changed."""
-        with COMPILING:
+        with COMPILE_LOCK:
             self._compiled = None
 
     def start(

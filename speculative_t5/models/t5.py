@@ -18,7 +18,7 @@ from .position_bias import Bias, Padding, PositionBias, block_biases, for_each_r
 from .session import HeadOutput
 from .t5gemma_config import StackConfig
 
-ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
+ACTIVATION_FUNCTIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
     "gelu": nn.gelu,
     "gelu_new": nn.gelu_approx,
@@ -130,7 +130,7 @@ class FeedForward(nn.Module):
 
     def hidden(self, normed: mx.array) -> mx.array:
         """Return what `wo` is to be multiplied by, (B, L, d_ff)."""
-        act, hidden = ACTIVATIONS[self.activation], self.wi(normed)
+        act, hidden = ACTIVATION_FUNCTIONS[self.activation], self.wi(normed)
         if self.gated:
             gate, linear = mx.split(hidden, 2, axis=-1)
             return act(gate) * linear

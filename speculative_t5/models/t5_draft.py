@@ -12,7 +12,7 @@ from .. import device
 from ..decoding import fingerprint
 from .config import T5Config
 from .encoder_decoder import (
-    COMPILING,
+    COMPILE_LOCK,
     CompiledDecoder,
     CompiledModel,
     EncoderDecoder,
@@ -140,7 +140,7 @@ class SharingDraft(CompiledModel):
     def compiled(self) -> CompiledDecoder:
         """The compiled decoder, made by the first use, and anew once the target is recompiled."""
         target = self.target.compiled  # evaluates the weights that are shared
-        with COMPILING:
+        with COMPILE_LOCK:
             if self._compiled is None or self._compiled_with is not target:
                 self._compiled, self._compiled_with = CompiledDecoder(self), target
             return self._compiled

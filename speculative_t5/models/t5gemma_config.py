@@ -24,12 +24,12 @@ from .config import (
     wrong,
 )
 
-ARCHITECTURES = tuple(
+T5GEMMA_ARCHITECTURES = tuple(
     f"T5Gemma{generation}{kind}"
     for generation in ("", "2")
     for kind in ("ForConditionalGeneration", "Model")
 )
-GELU = ("gelu_pytorch_tanh", "gelu_new")  # two names of one function
+GELU_NAMES = ("gelu_pytorch_tanh", "gelu_new")  # two names of one function
 MAX_NUMBER = 1e15
 LAYER_TYPES = ("sliding_attention", "full_attention")
 # Of transformers, where config.json says nothing.
@@ -40,8 +40,15 @@ _IDS = {
     "pad_token_id": "pad_token_id",
     "eos_token_ids": "eos_token_id",
 }
-_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-          "head_dim", "sliding_window", "query_pre_attn_scalar")  # fmt: skip
+_STACK_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+    "query_pre_attn_scalar",
+)
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ class T5GemmaConfig:
     def from_dict(cls, raw: Mapping[str, Any]) -> T5GemmaConfig:
         """Read a config.json; refuse all but a T5Gemma with whole sizes."""
         generation: Any = T5GEMMA_TYPES[model_type(raw)]
-        check_architectures(raw, ARCHITECTURES)
+        check_architectures(raw, T5GEMMA_ARCHITECTURES)
         refuse_quantized(raw, "convert the original, with --quantize")
         encoder, decoder = _object(raw, "encoder"), _object(raw, "decoder")
         if generation == 2 and "text_config" in encoder:
@@ -160,7 +167,7 @@ ModelConfig = T5Config | T5GemmaConfig
 
 
 def _stack(raw: Mapping[str, Any], generation: int) -> StackConfig:
-    sizes = {name: read_size(raw, name) for name in _SIZES}
+    sizes = {name: read_size(raw, name) for name in _STACK_SIZES}
     if sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
         raise wrong(
             "num_key_value_heads",
@@ -169,8 +176,8 @@ def _stack(raw: Mapping[str, Any], generation: int) -> StackConfig:
         )
     if sizes["head_dim"] % 2:
         raise wrong("head_dim", sizes["head_dim"], "an even number")
-    if raw.get("hidden_activation", GELU[0]) not in GELU:
-        raise wrong("hidden_activation", raw["hidden_activation"], GELU[0])
+    if raw.get("hidden_activation", GELU_NAMES[0]) not in GELU_NAMES:
+        raise wrong("hidden_activation", raw["hidden_activation"], GELU_NAMES[0])
     if read_flag(raw, "attention_bias", False):
         raise wrong("attention_bias", True, "false")
     depth = read_size(raw, "num_hidden_layers", MAX_LAYERS)
