@@ -26,10 +26,11 @@ from speculative_t5.decoding import (
 from speculative_t5.decoding import loop as engine
 from speculative_t5.decoding.draft_length import FixedSchedule, Schedule
 from speculative_t5.decoding.history import NO_TOKEN
+from speculative_t5.decoding.keys import final_keys
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, StopChecker, cut
 from speculative_t5.decoding.outcomes import Outcome
 from speculative_t5.decoding.rules import Acceptance, Verdict, residual
-from speculative_t5.decoding.sampling import Sampler, final_keys
+from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.verify import Verifier
 from speculative_t5.models import SharingDraft
 

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 from speculative_t5 import device, libraries
 from speculative_t5.kernels import accelerate, layers
 from speculative_t5.models.config import Quantization, T5Config
-from speculative_t5.models.encoder_decoder import quantize
+from speculative_t5.models.quantization import quantize
 from speculative_t5.models.t5 import T5, DecoderLayer
 
 import mlx.core as mx

@@ -10,7 +10,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.kernels import accelerate
 from speculative_t5.models import T5, Quantization, T5Config
-from speculative_t5.models.encoder_decoder import quantize
+from speculative_t5.models.quantization import quantize
 
 import mlx.core as mx
 import numpy as np

@@ -9,7 +9,8 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.cli import job
 from speculative_t5.decoding import RowError, best, counters
 from speculative_t5.decoding.faults import BROKEN, not_a_number
-from speculative_t5.decoding.sampling import Groups, Sampler, drawn, position_keys
+from speculative_t5.decoding.keys import position_keys
+from speculative_t5.decoding.sampling import Groups, Sampler, drawn
 from speculative_t5.decoding.verify import num_agreed
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models.t5 import T5

@@ -6,7 +6,8 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import ModelDrafter
 from speculative_t5.models import Quantization, SharingConfig, SharingDraft, copy_layers
-from speculative_t5.models.encoder_decoder import EncoderDecoder, quantize
+from speculative_t5.models.encoder_decoder import EncoderDecoder
+from speculative_t5.models.quantization import quantize
 
 import mlx.core as mx
 import pytest

@@ -189,7 +189,7 @@ def test_a_command_decodes_with_the_draft(call: Call, monkeypatch: pytest.Monkey
     pair = ("--model", "target", "--draft-model", "mine")
     drafted = call(*pair, "--max-tokens", "9", "--json", *HELLO).records[0]
     assert drafted["text"] == expected.out.rstrip("\n") and drafted["stats"]["drafted"] > 0
-    monkeypatch.setattr(speed, "BUDGET", 0.0)
-    monkeypatch.setattr(speed, "EVERY", 60)
+    monkeypatch.setattr(speed, "SECONDS_OF_TURNS", 0.0)
+    monkeypatch.setattr(speed, "SENTENCE_STEP", 60)
     found = speed.speed(Subject("weights/target", "weights/mine", "float32"))
     assert found.status == "ok" and found.details["draft_step_seconds"] > 0

@@ -15,8 +15,9 @@ from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.keys import Keys
 from speculative_t5.decoding.loop import decode
-from speculative_t5.decoding.sampling import Groups, Keys
+from speculative_t5.decoding.sampling import Groups
 from speculative_t5.decoding.verify import Verifier
 from speculative_t5.generation import GenerationOptions
 

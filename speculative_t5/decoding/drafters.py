@@ -12,11 +12,12 @@ from typing import Protocol
 import mlx.core as mx
 
 from .draft import Contexts, Draft, empty_draft
+from .keys import Keys
 from .lookup import Lookup
 from .model_drafter import ModelDrafter
 from .protocols import ModelInfo, Session
 from .results import read
-from .sampling import Groups, Keys
+from .sampling import Groups
 
 
 class Drafter(Protocol):

@@ -16,18 +16,11 @@ from .draft_length import Schedule
 from .drafters import Drafter
 from .faults import RowError, why
 from .history import TokenHistory
+from .keys import Keys, output_keys, position_keys, round_keys, verdict_keys
 from .outcomes import Outcome
 from .protocols import Encoded, LanguageModel, Session, SharingModel
 from .results import FinishReason, Round, Tally, counters, read
-from .sampling import (
-    Groups,
-    Keys,
-    Sampler,
-    output_keys,
-    position_keys,
-    round_keys,
-    verdict_keys,
-)
+from .sampling import Groups, Sampler
 from .verify import Verifier
 
 SORTED_BATCHES = 4  # batches of prompts to put in order of length

@@ -10,10 +10,11 @@ import mlx.core as mx
 
 from .draft import Contexts, Draft, empty_draft
 from .history import TokenHistory
+from .keys import Keys
 from .logits import nothing_allowed
 from .protocols import LanguageModel, Session
 from .results import Broadcast, counters, identity
-from .sampling import Groups, Keys, argmax, padded, sample
+from .sampling import Groups, argmax, padded, sample
 
 
 class ModelDrafter:

@@ -9,6 +9,7 @@ import mlx.core as mx
 from .draft import Draft
 from .faults import BROKEN_DRAFT
 from .history import NO_TOKEN, TokenHistory
+from .keys import Keys
 from .logits import nothing_allowed
 from .protocols import Session
 from .results import Broadcast, identity, read
@@ -20,7 +21,7 @@ from .rules import (
     decide,
     token_acceptance,
 )
-from .sampling import Groups, Keys
+from .sampling import Groups
 
 
 @dataclass(frozen=True)

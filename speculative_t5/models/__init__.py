@@ -15,8 +15,9 @@ from .config import (
     is_t5gemma,
     read_size,
 )
-from .encoder_decoder import EncoderDecoder, Steps, plain_weight
+from .encoder_decoder import EncoderDecoder
 from .layer_copies import copy_layers
+from .quantization import Steps, plain_weight
 from .session import HeadOutput
 from .t5 import T5
 from .t5_draft import MOST_BLOCK, SharingConfig, SharingDraft

@@ -14,7 +14,7 @@ import mlx.nn as nn
 from .. import device
 from ..decoding import Broadcast, ModelInfo, counters, fingerprint, identity
 from .cache import SMALLEST_CAPACITY, SourceCache, additive, padding_mask, source_width
-from .config import Quantization
+from .quantization import Steps
 from .session import HeadOutput, Prompts, T5Session
 from .t5gemma_config import ModelConfig
 
@@ -240,10 +240,6 @@ class CompiledModel(nn.Module):
         return session, session.contexts
 
 
-# The names of matrices that were quantized and no longer are, each with the size of a step.
-Steps = tuple[tuple[str, float], ...]
-
-
 class EncoderDecoder(CompiledModel):
     """A model with an encoder of its own; a `LanguageModel` by way of `start`.
 
@@ -360,25 +356,3 @@ def _groups(prompts: Prompts) -> list[list[int]]:
             groups.append([])
         groups[-1].append(i)
     return groups[::-1]
-
-
-def quantize(model: EncoderDecoder, how: Quantization) -> None:
-    """Replace the layers that `how` names by quantized ones."""
-
-    def chosen(path: str, module: nn.Module) -> bool:
-        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % how.group_size:
-            return False
-        if path in ("shared", "encoder_shared", "lm_head"):
-            return how.embeddings
-        return not (how.keep_wo and path.endswith(".wo"))
-
-    nn.quantize(model, how.group_size, how.bits, class_predicate=chosen)
-
-
-def plain_weight(module: nn.Module, rows: Any = slice(None)) -> mx.array:
-    """Return a module's weight, or some rows of it, dequantized."""
-    weight: mx.array = module.weight[rows]
-    if "scales" in module:
-        scales, biases = module.scales[rows], module.biases[rows]
-        weight = mx.dequantize(weight, scales, biases, module.group_size, module.bits)
-    return weight

@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from .config import spread
-from .encoder_decoder import plain_weight
+from .quantization import plain_weight
 from .t5_draft import SharingDraft
 
 # The matrices of a layer that read hidden states, each with the norm before it, and those that add

@@ -13,8 +13,9 @@ import mlx.nn as nn
 from ..decoding import best
 from .cache import resized, write
 from .config import Activation, T5Config
-from .encoder_decoder import DecoderStack, EncoderDecoder, quantize
+from .encoder_decoder import DecoderStack, EncoderDecoder
 from .position_bias import Bias, Padding, PositionBias, block_biases, for_each_row, position_biases
+from .quantization import quantize
 from .session import HeadOutput
 from .t5gemma_config import StackConfig
 

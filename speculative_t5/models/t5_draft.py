@@ -16,9 +16,9 @@ from .encoder_decoder import (
     CompiledDecoder,
     CompiledModel,
     EncoderDecoder,
-    plain_weight,
     read_sources,
 )
+from .quantization import plain_weight
 from .session import SharingSession, T5Session
 
 MOST_BLOCK = 16  # tokens

@@ -16,8 +16,9 @@ import mlx.nn as nn
 
 from .cache import resized, write
 from .config import T5Config
-from .encoder_decoder import DecoderStack, EncoderDecoder, quantize
+from .encoder_decoder import DecoderStack, EncoderDecoder
 from .position_bias import block_places, for_each_row
+from .quantization import quantize
 from .t5 import T5, FeedForward, Head, join_heads, split_heads
 from .t5gemma_config import ModelConfig, StackConfig, T5GemmaConfig
 

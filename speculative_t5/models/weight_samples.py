@@ -8,7 +8,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from .encoder_decoder import EncoderDecoder, plain_weight
+from .encoder_decoder import EncoderDecoder
+from .quantization import plain_weight
 from .t5_parallel import split_of
 
 NUM_SAMPLED = 4  # numbers of each weight
