@@ -10,5 +10,6 @@ from .decoder_options import DecodingOptions, DraftingOptions, NumDraft, VerifyR
 from .engine import Engine
 from .html import STYLES as ORIGIN_STYLES
 from .options import OTHER_NAMES, BatchOptions, GenerationOptions, Words, num_rows
-from .outputs import MEANINGS, Chunk, Generation, Token, as_chunk, as_record
+from .outputs import Chunk, Generation, as_chunk, as_record
 from .steady import rows_are_alike, steady_width
+from .tokens import MEANINGS, Token

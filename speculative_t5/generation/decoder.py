@@ -190,7 +190,7 @@ class SpeculativeDecoder:
                 range.
         """
         source = self.prompts.fit(prompt).ids
-        rows = min(options.num_return_sequences, num_rows(steady=self.is_steady))
+        rows = min(options.num_return_sequences, num_rows(steady=self.engine.drafting.steady))
         done = dict(self.engine.generations([(0, source)], options, rows))[0]
         if not options.probabilities:
             return done

@@ -5,7 +5,7 @@ from dataclasses import replace
 from html import escape
 
 from ..decoding import Origin
-from .outputs import MEANINGS, Token
+from .tokens import MEANINGS, Token
 
 # Half-transparent for light and dark pages; underlines tell origins apart without colour.
 STYLES: dict[Origin, str] = {

@@ -288,8 +288,12 @@ class GenerationOptions:
         )
 
     def detokenizer(self, tokenizer: Tokenizer | None) -> Detokenizer | None:
-        """Return what makes text of one output's ids, up to a stop string; None without any."""
-        return StoppedText(tokenizer, self.stop, self.min_tokens) if tokenizer else None
+        """Return what makes text of one output's ids, up to a stop string; None if nothing can."""
+        if tokenizer is None:
+            return None
+        if not self.stop:
+            return Detokenizer(tokenizer)
+        return StoppedText(tokenizer, self.stop, self.min_tokens)
 
     @property
     def _has_constraints(self) -> bool:
