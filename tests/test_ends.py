@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.cli.main import DEFAULT_PROMPT
+from speculative_t5.cli.generate import DEFAULT_PROMPT
 from speculative_t5.cli.terminal import a_few_of, footer
 from speculative_t5.decoding import Stats
 from speculative_t5.generation import GenerationOptions

@@ -4,7 +4,7 @@ import json
 import re
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ import typer
 from tqdm import tqdm
 
 from ..checkpoints import as_dtype, find_cached, find_folder, or_nearest
-from ..doctor import CHECKS, Finding, Subject, as_markdown, chosen, run
+from ..doctor import CHECKS, Check, Finding, Subject, as_markdown, chosen, run
 from ..errors import count
 from ..options import option
 from .options import OF_DECODERS, draft_of, in_output, with_options
 from .terminal import FAILED, columns, visible
 
-WIDTH = 80  # columns of the report, whatever the terminal has
-INDENT = " " * 10  # of the lines below a finding
+REPORT_WIDTH = 80  # columns, whatever the terminal has
+NOTE_INDENT = " " * 10  # of the lines below a finding
 
 
 @with_options
@@ -46,24 +46,50 @@ def doctor(
     """
     if report and (as_json or list_checks):
         raise ValueError("--report prints a block of its own: leave out --json and --list")
-    quiet = as_json or report
     checks = chosen(only or ())
     if list_checks:
         print("\n".join(columns([(check.name, check.proves) for check in checks], right=())))
         return
     as_dtype(dtype)  # which refuses other types
-    draft = draft_of(model, draft_model)
-    if draft == "lookup":
-        draft = None
+    draft = _draft_of(model, draft_model)
     subject = Subject(_folder(model), _folder(draft) if draft else None, dtype)
     if any(check.loads for check in checks):
         subject.check()
     # What was given: the folder of a model from the Hub is named after a commit.
     named = draft_model or Path(draft).name if draft else None
     pair = without_home(f"{model}, drafts by {named or 'lookup'}")
-    if not quiet:
+    is_quiet, began = as_json or report, time.perf_counter()
+    if not is_quiet:
         print(f"speculative_t5 doctor: {pair}\n", flush=True)
-    began, findings = time.perf_counter(), []
+    findings = _run_all(checks, subject, quiet=is_quiet)
+    seconds = time.perf_counter() - began
+    failed = [each.name for each in findings if each.status == "failed"]
+    if as_json:
+        result = {
+            "model": model,
+            "draft": named,
+            "dtype": dtype,
+            "checks": [*map(asdict, findings)],
+        }
+        result |= {"failed": failed, "seconds": round(seconds, 1)}
+        print(json.dumps(_without_home(result)))
+    elif report:
+        print(as_markdown(pair, findings, seconds))
+    else:
+        print(_summary(failed, len(checks), seconds))
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _draft_of(model: str, draft_model: str | None) -> str | None:
+    """Return the draft that is meant; None for a lookup, which needs no model."""
+    draft = draft_of(model, draft_model)
+    return None if draft == "lookup" else draft
+
+
+def _run_all(checks: Sequence[Check], subject: Subject, *, quiet: bool) -> list[Finding]:
+    """Run checks one after the other; unless `quiet`, print what each has found at once."""
+    findings = []
     for number, check in enumerate(checks, start=1):
         now = f"{check.name} ({number} of {len(checks)}) ..."
         with tqdm(desc=now, bar_format="{desc}", leave=False, disable=None):
@@ -71,39 +97,34 @@ def doctor(
         finding = Finding(**_without_home(asdict(finding)))
         findings.append(finding)
         if not quiet:
-            print("\n".join(as_lines(finding)), flush=True)
-    seconds = time.perf_counter() - began
-    failed = [each.name for each in findings if each.status == "failed"]
-    if as_json:
-        result = {
-            "model": model, "draft": named, "dtype": dtype,
-            "checks": [*map(asdict, findings)], "failed": failed, "seconds": round(seconds, 1),
-        }  # fmt: skip
-        print(json.dumps(_without_home(result)))
-    elif report:
-        print(as_markdown(pair, findings, seconds))
-    elif failed:
-        print(
-            f"\n{len(failed)} of {count(len(checks), 'check')} failed in {seconds:.0f} s: "
+            print("\n".join(lines_about(finding)), flush=True)
+    return findings
+
+
+def _summary(failed: Sequence[str], number: int, seconds: float) -> str:
+    """Return the last line of a report, of so many checks."""
+    if failed:
+        return (
+            f"\n{len(failed)} of {count(number, 'check')} failed in {seconds:.0f} s: "
             f"{', '.join(failed)}; please open an issue with this text"
         )
-    else:
-        print(f"\n{count(len(checks), 'check')} in {seconds:.0f} s: nothing failed")
-    if failed:
-        raise typer.Exit(FAILED)
+    return f"\n{count(number, 'check')} in {seconds:.0f} s: nothing failed"
 
 
-def as_lines(finding: Finding) -> Iterator[str]:
-    """Yield the lines of a report about one check, of at most WIDTH columns."""
+def lines_about(finding: Finding) -> Iterator[str]:
+    """Yield the lines of a report about one check, of at most REPORT_WIDTH columns."""
     width = max(len(check.name) for check in CHECKS)
     head = f"{finding.name.ljust(width)}  {finding.status.ljust(7)}  "
     parts = [(head, " " * len(head), finding.reason)]
-    parts += [(INDENT, INDENT, note) for note in finding.notes]
+    parts += [(NOTE_INDENT, NOTE_INDENT, note) for note in finding.notes]
     for first, others, text in parts:
         yield from textwrap.wrap(
-            visible(text), WIDTH, initial_indent=first, subsequent_indent=others,
+            visible(text),
+            REPORT_WIDTH,
+            initial_indent=first,
+            subsequent_indent=others,
             break_on_hyphens=False,
-        )  # fmt: skip
+        )
 
 
 def without_home(text: str) -> str:
