@@ -31,7 +31,7 @@ from ..measure import (
 )
 from ..options import check_options, option
 from .examples import SENTENCES_TO_CORRECT
-from .options import OF_DECODERS, draft_of, model_name, with_options
+from .options import decoder_option, draft_of, model_name, with_options
 from .terminal import columns, give_tips
 
 
@@ -62,73 +62,73 @@ class BenchOptions:
         check_options(self)
 
 
+@dataclass(frozen=True)
+class BenchModels:
+    """What is measured, and how its prompts are read."""
+
+    model: str = decoder_option("model")
+    draft_model: str | None = decoder_option("draft_model")
+    dtype: str | None = decoder_option("dtype")
+    prefix: str | None = decoder_option("prefix")
+    to: str | None = decoder_option("to")
+    from_: str | None = decoder_option("from_")
+    max_source_length: int | None = decoder_option("max_source_length")
+    truncate: bool = decoder_option("truncate")
+    draft_vocab: int | None = decoder_option("draft_vocab")
+
+    @property
+    def draft(self) -> str | None:
+        """The draft that is meant, which the target may name."""
+        return draft_of(self.model, self.draft_model)
+
+    def load(self) -> SpeculativeDecoder:
+        """Load the models and make a decoder."""
+        return SpeculativeDecoder.from_pretrained(
+            self.model,
+            self.draft,
+            dtype=self.dtype,
+            prefix=self.prefix,
+            to=self.to,
+            from_=self.from_,
+            max_source_length=self.max_source_length,
+            truncate=self.truncate,
+        )
+
+
 @with_options
-def bench(
-    *,
-    model: str = OF_DECODERS["model"],
-    draft_model: str | None = OF_DECODERS["draft_model"],
-    wanted: BenchOptions,
-    prefix: str | None = OF_DECODERS["prefix"],
-    to: str | None = OF_DECODERS["to"],
-    from_: str | None = OF_DECODERS["from_"],
-    max_source_length: int | None = OF_DECODERS["max_source_length"],
-    truncate: bool = OF_DECODERS["truncate"],
-    dtype: str | None = OF_DECODERS["dtype"],
-    draft_vocab: int | None = OF_DECODERS["draft_vocab"],
-) -> None:
+def bench(*, models: BenchModels, wanted: BenchOptions) -> None:
     """Measure greedy decoding, one prompt at a time: plain, speculative, lookup, auto.
 
     Everything runs interleaved in one process, so that ratios hold even if the machine's speed
     drifts.
     """
-    lengths, max_tokens = _lengths(wanted.num_draft), wanted.max_tokens
-    modes = ("", "steady ") if wanted.steady else ("",)
-    draft, shapes, turns = draft_of(model, draft_model), wanted.random_weights, wanted.turns
+    lengths, shapes = _lengths(wanted.num_draft), wanted.random_weights
+    draft: str | None
     # Shown before anything is loaded, and gone before an error or the table.
-    with tqdm(total=turns + 2, desc="loading", unit="turn", leave=False, disable=None) as bar:
+    with tqdm(
+        total=wanted.turns + 2, desc="loading", unit="turn", leave=False, disable=None
+    ) as bar:
         if shapes:
-            model, draft, *_ = (*shapes.split(":"), None)
-            first, sources = _random(shapes, dtype, wanted)
+            target, draft = _two_shapes(shapes)
+            first, prompts = _random_pair(target, draft, models.dtype, wanted)
         else:
-            first = SpeculativeDecoder.from_pretrained(
-                model, draft, dtype=dtype, prefix=prefix, to=to, from_=from_,
-                max_source_length=max_source_length, truncate=truncate,
-            )  # fmt: skip
-            sources = _sources(first, wanted.prompts)
-        make = partial(
-            SpeculativeDecoder, first.model, tokenizer=first.tokenizer, draft_vocab=draft_vocab
-        )
-        decoders = {
-            f"{mode}K = {k}": make(first.draft, num_draft=k, steady=bool(mode))
-            for mode in modes for k in lengths if first.draft
-        }  # fmt: skip
-        if first.draft and not shapes:
-            decoders["auto"] = make(first.draft, num_draft="auto")
-        if not shapes:
-            decoders["lookup"] = make("lookup", num_draft=lengths[-1])
-        variants = variants_of(decoders, max_tokens)
+            target, draft, first = models.model, models.draft, models.load()
+            prompts = _prompts_for(first, wanted.prompts)
+        decoders = _decoders(first, lengths, models.draft_vocab, wanted)
+        variants = variants_of(decoders, wanted.max_tokens)
         if shapes:
-            variants = _replaying(variants, sources, wanted)
+            variants = _replaying(variants, prompts, wanted)
         bar.set_description("measuring")
-        reports = report_on(variants, sources, turns, bar.update)
+        reports = report_on(variants, prompts, wanted.turns, bar.update)
     result: dict[str, Any] = {
-        "machine": {
-            "device": str(mx.default_device()),
-            "processor": device.chip(),
-            "cores": os.cpu_count(),
-            "threads": {n: v for n, v in sorted(os.environ.items()) if n.endswith("NUM_THREADS")},
-            "versions": {"speculative_t5": __version__, "mlx": version("mlx")},
-        },
-        "target": model,
+        "machine": _machine(),
+        "target": target,
         "draft": draft,
-        "prompts": len(sources),
-        "max_tokens": max_tokens,
-        "draft_vocab": draft_vocab,
-        "turns": turns,
-        # In JSON plain decoding has always been called regular.
-        "rows": [
-            asdict(r) | ({"name": "regular"} if r.name == PLAIN_DECODING else {}) for r in reports
-        ],
+        "prompts": len(prompts),
+        "max_tokens": wanted.max_tokens,
+        "draft_vocab": models.draft_vocab,
+        "turns": wanted.turns,
+        "rows": [_row(report) for report in reports],
     }
     if shapes:
         result |= {"acceptance": wanted.acceptance, "source": wanted.source}
@@ -136,7 +136,43 @@ def bench(
     give_tips()
 
 
-def _sources(decoder: SpeculativeDecoder, path: Path | None) -> list[list[int]]:
+def _decoders(
+    first: SpeculativeDecoder, lengths: Sequence[int], draft_vocab: int | None, wanted: BenchOptions
+) -> dict[str, SpeculativeDecoder]:
+    """Return a decoder for each way to draft, by its name in the table."""
+    make = partial(
+        SpeculativeDecoder, first.model, tokenizer=first.tokenizer, draft_vocab=draft_vocab
+    )
+    decoders = {}
+    if first.draft:
+        for mode in ("", "steady ") if wanted.steady else ("",):
+            for k in lengths:
+                decoder = make(first.draft, num_draft=k, steady=bool(mode))
+                decoders[f"{mode}K = {k}"] = decoder
+    if not wanted.random_weights:
+        if first.draft:
+            decoders["auto"] = make(first.draft, num_draft="auto")
+        decoders["lookup"] = make("lookup", num_draft=lengths[-1])
+    return decoders
+
+
+def _machine() -> dict[str, Any]:
+    """Return what figures depend on besides the models."""
+    return {
+        "device": str(mx.default_device()),
+        "processor": device.chip(),
+        "cores": os.cpu_count(),
+        "threads": {n: v for n, v in sorted(os.environ.items()) if n.endswith("NUM_THREADS")},
+        "versions": {"speculative_t5": __version__, "mlx": version("mlx")},
+    }
+
+
+def _row(report: VariantReport) -> dict[str, Any]:
+    # In JSON plain decoding has always been called regular.
+    return asdict(report) | ({"name": "regular"} if report.name == PLAIN_DECODING else {})
+
+
+def _prompts_for(decoder: SpeculativeDecoder, path: Path | None) -> list[list[int]]:
     """Return the ids of the prompts in a file, or of those that come with this command."""
     lines = decoded(path.read_bytes(), str(path)).splitlines() if path else SENTENCES_TO_CORRECT
     sources = [decoder.fit(line).ids for line in lines if line.strip()]
@@ -145,18 +181,24 @@ def _sources(decoder: SpeculativeDecoder, path: Path | None) -> list[list[int]]:
     return sources
 
 
-def _random(
-    shapes: str, dtype: str | None, wanted: BenchOptions
-) -> tuple[SpeculativeDecoder, list[list[int]]]:
-    source = wanted.source
-    names = shapes.split(":")
+def _two_shapes(text: str) -> tuple[str, str]:
+    """Parse the value of --random: the names of a target's shape and a draft's."""
+    names = text.split(":")
     if len(names) != 2:
-        raise ValueError(f"--random must be TARGET:DRAFT, such as t5-base:t5-small, got {shapes!r}")
-    check_pair_of_shapes(*names)
+        raise ValueError(f"--random must be TARGET:DRAFT, such as t5-base:t5-small, got {text!r}")
+    target, draft = names
+    check_pair_of_shapes(target, draft)
+    return target, draft
+
+
+def _random_pair(
+    target: str, draft: str, dtype: str | None, wanted: BenchOptions
+) -> tuple[SpeculativeDecoder, list[list[int]]]:
+    """Make random models of two shapes, and prompts for them."""
     kind = as_dtype(dtype) or device.default_type().dtype
-    target, small = (random_model(name, dtype=kind) for name in names)
-    prompts = random_prompts(target, source, wanted.count)
-    return SpeculativeDecoder(target, small, max_source_length=max(source, 2)), prompts
+    model, small = (random_model(name, dtype=kind) for name in (target, draft))
+    prompts = random_prompts(model, wanted.source, wanted.count)
+    return SpeculativeDecoder(model, small, max_source_length=max(wanted.source, 2)), prompts
 
 
 def _replaying(
@@ -172,23 +214,40 @@ def _replaying(
 
 def _table(result: dict[str, Any], reports: Sequence[VariantReport]) -> list[str]:
     draft = f", {model_name(result['draft'])} drafts" if result["draft"] else ""
-    names = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
-               "forwards", "speed-up", "same output")  # fmt: skip
+    heads = (
+        "",
+        "tokens/s",
+        "ms/round",
+        "draft",
+        "verify",
+        "other",
+        "waits",
+        "accepted",
+        "forwards",
+        "speed-up",
+        "same output",
+    )
     rows = [
         (
-            r.name, f"{r.tokens_per_second:.0f}", f"{r.round_ms:.2f}", f"{r.draft_ms:.2f}",
-            f"{r.verify_ms:.2f}", f"{r.other_ms:.2f}", f"{r.waits:.2f}",
-            f"{r.acceptance:.2f}" if r.acceptance else "-", f"{r.forwards:.2f}",
-            f"{r.speedup:.2f}", f"{r.same}/{r.outputs}",
+            report.name,
+            f"{report.tokens_per_second:.0f}",
+            f"{report.round_ms:.2f}",
+            f"{report.draft_ms:.2f}",
+            f"{report.verify_ms:.2f}",
+            f"{report.other_ms:.2f}",
+            f"{report.waits:.2f}",
+            f"{report.acceptance:.2f}" if report.acceptance else "-",
+            f"{report.forwards:.2f}",
+            f"{report.speedup:.2f}",
+            f"{report.same}/{report.outputs}",
         )
-        for r in reports
-    ]  # fmt: skip
+        for report in reports
+    ]
     prompts, turns = count(result["prompts"], "prompt"), count(result["turns"], "turn")
-    lines = [f"{model_name(result['target'])}{draft}; {prompts}, greedy, {turns}, "
-             f"{result['machine']['device']}"]  # fmt: skip
-    lines += columns([names, *rows], right=range(1, len(names)))
+    machine = result["machine"]["device"]
     return [
-        *lines,
+        f"{model_name(result['target'])}{draft}; {prompts}, greedy, {turns}, {machine}",
+        *columns([heads, *rows], right=range(1, len(heads))),
         "forwards: how many times fewer forward passes of the target, per token, than plain\n"
         "speed-up: per token over plain, of rounds without the first ones, which read prompts\n"
         "draft, verify, other: parts of a round, measured apart with a second wait",

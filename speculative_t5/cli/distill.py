@@ -6,7 +6,7 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import MISSING
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -19,12 +19,53 @@ from ..errors import check_utf8, count, escaped
 from ..models import SharingDraft
 from ..options import option
 from ..tokenizers import PROMPT_FIELD, Format, PromptEncoder
-from .options import OF_DECODERS, in_output, with_options
+from .options import decoder_option, in_output, with_options
 from .terminal import note, visible
 
 EVERY = 30  # seconds between lines where there is no terminal
 RECENT = 20  # steps whose mean loss is shown
 UNITS = {"training": " steps", "judging": " outputs"}  # of bars, otherwise prompts
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How the prompts are read, and what is put before them."""
+
+    prefix: str | None = decoder_option("prefix")
+    to: str | None = decoder_option("to")
+    from_: str | None = decoder_option("from_")
+    prompt_field: str = option(PROMPT_FIELD, "Field of each JSON object that holds the prompt.")
+    format: str | None = option(
+        None,
+        "Format of the data: text or jsonl.",
+        shown="jsonl for names that end in .jsonl, .ndjson, .json",
+    )
+    max_source_length: int | None = decoder_option("max_source_length")
+
+    def __post_init__(self) -> None:
+        check_utf8("--prefix", self.prefix or "")
+        if self.format not in (None, "text", "jsonl"):
+            raise ValueError(f"--format must be text or jsonl, got {self.format!r}")
+
+    def encoder(self, task: distilling.DistillTask) -> PromptEncoder:
+        """Return what makes source ids of the prompts for a task's target."""
+        return PromptEncoder(
+            task.target,
+            task.tokenizer,
+            prefix=self.prefix,
+            to=self.to,
+            from_=self.from_,
+            max_source_length=self.max_source_length,
+        )
+
+    def recorded(self, encoder: PromptEncoder) -> dict[str, object]:
+        """Return what a run records of these options, with the prefix that was used."""
+        return {
+            "prefix": encoder.prefix,
+            "field": self.prompt_field,
+            "format": self.format,
+            "max_source_length": self.max_source_length,
+        }
 
 
 @with_options
@@ -42,17 +83,8 @@ def distill(
     ),
     output: Path | None = option(None, "Folder to write.", shown="<name of the target>-draft"),
     options: distilling.DistillOptions,
-    prefix: str | None = OF_DECODERS["prefix"],
-    to: str | None = OF_DECODERS["to"],
-    from_: str | None = OF_DECODERS["from_"],
-    prompt_field: str = option(PROMPT_FIELD, "Field of each JSON object that holds the prompt."),
-    format: str | None = option(
-        None,
-        "Format of the data: text or jsonl.",
-        shown="jsonl for names that end in .jsonl, .ndjson, .json",
-    ),
-    max_source_length: int | None = OF_DECODERS["max_source_length"],
-    dtype: str | None = OF_DECODERS["dtype"],
+    reading: DataOptions,
+    dtype: str | None = decoder_option("dtype"),
     start_from: str | None = option(
         None,
         "Draft of this target to train further: a folder or a name.",
@@ -65,47 +97,67 @@ def distill(
     The draft learns the target's own outputs. A run that was stopped resumes when the same command
     is run again.
     """
-    check_utf8("--prefix", prefix or "")
-    if format not in (None, "text", "jsonl"):
-        raise ValueError(f"--format must be text or jsonl, got {format!r}")
     os.stat(data)
-    folder = find_folder(model)
-    name = name_of_folder(Path(os.path.abspath(folder))) if folder else model
+    name = _name_of(model)
     output = output or new_folder(f"{Path(name).name}-draft")
     distilling.check_output(output)
+    task = _load_task(model, name, dtype, start_from)
+    assert task.tokenizer is not None
+    distilling.check_fit(task.target, options, task.start)
+    encoder = reading.encoder(task)
+    prompts = distilling.read_data(
+        data,
+        encoder,
+        task.tokenizer,
+        field=reading.prompt_field,
+        form=cast(Format | None, reading.format),
+        seed=options.seed,
+        max_tokens=options.max_tokens,
+    )
+    if dry_run:
+        print("\n".join(map(escaped, _plan(task, options, prompts, output))))
+        return
+    judgement = _train(task, prompts, output, options, reading.recorded(encoder))
+    program = ctx.find_root().info_name or "speculative-t5"
+    print(_account(prompts, judgement))
+    print("\n".join(map(visible, judgement.summary())))
+    print(_result(output, judgement, [*program.split(), "--model", model]))
+
+
+def _name_of(model: str) -> str:
+    """Return the name of a target, which is written into the draft's folder."""
+    folder = find_folder(model)
+    return name_of_folder(Path(os.path.abspath(folder))) if folder else model
+
+
+def _load_task(
+    model: str, name: str, dtype: str | None, start_from: str | None
+) -> distilling.DistillTask:
+    """Load the target, and the draft to train further if there is one."""
     target, tokenizer = load(model, dtype=dtype)
     start = load(start_from, dtype=target.dtype, target=target)[0] if start_from else None
     if not isinstance(start, SharingDraft | None):
         raise ValueError(f"{start_from} is a whole model, expected a draft that `distill` has made")
-    distilling.check_fit(target, options, start)
-    encoder = PromptEncoder(
-        target, tokenizer, prefix=prefix, to=to, from_=from_, max_source_length=max_source_length
-    )
-    prompts = distilling.read_data(
-        data, encoder, tokenizer, field=prompt_field, form=cast(Format | None, format),
-        seed=options.seed, max_tokens=options.max_tokens,
-    )  # fmt: skip
-    task = distilling.DistillTask(target, tokenizer, name, start)
-    if dry_run:
-        print("\n".join(map(escaped, _plan(task, options, prompts, output))))
-        return
-    read_by = {
-        "prefix": encoder.prefix, "field": prompt_field, "format": format,
-        "max_source_length": max_source_length,
-    }  # fmt: skip
+    return distilling.DistillTask(target, tokenizer, name, start)
+
+
+def _train(
+    task: distilling.DistillTask,
+    prompts: distilling.Data,
+    output: Path,
+    options: distilling.DistillOptions,
+    read_by: dict[str, object],
+) -> distilling.Judgement:
+    """Run all stages, and show them; say where the work is kept if they are stopped."""
     stages = Stages()
     try:
-        judgement = distilling.distill(task, prompts, output, options, stages.show, read_by=read_by)
+        return distilling.distill(task, prompts, output, options, stages.show, read_by=read_by)
     except (KeyboardInterrupt, SystemExit, OSError, RuntimeError, MemoryError):
         if (place := distilling.RunFolder(output).path).exists():
             note(f"progress is kept in {place}; run the same command again to resume")
         raise
     finally:
         stages.bar.close()
-    program = ctx.find_root().info_name or "speculative-t5"
-    print(_account(prompts, judgement))
-    print("\n".join(map(visible, judgement.summary())))
-    print(_result(output, judgement, [*program.split(), "--model", model]))
 
 
 class Stages:
@@ -124,9 +176,12 @@ class Stages:
             self._first, self._began, self._last_line = now, time.perf_counter(), -math.inf
             # What an earlier run has done does not count for the rate.
             self.bar = tqdm(
-                total=now.total, initial=now.done, desc=now.stage,
-                unit=UNITS.get(now.stage, " prompts"), disable=None,
-            )  # fmt: skip
+                total=now.total,
+                initial=now.done,
+                desc=now.stage,
+                unit=UNITS.get(now.stage, " prompts"),
+                disable=None,
+            )
         more, seconds = "", time.perf_counter() - self._began
         if now.stage == "training":
             self._losses.append(now.loss)

@@ -16,7 +16,7 @@ from ..checkpoints import as_dtype, find_cached, find_folder, or_nearest
 from ..doctor import CHECKS, Check, Finding, Subject, as_markdown, chosen, run
 from ..errors import count
 from ..options import option
-from .options import OF_DECODERS, draft_of, in_output, with_options
+from .options import decoder_option, draft_of, in_output, with_options
 from .terminal import FAILED, columns, visible
 
 REPORT_WIDTH = 80  # columns, whatever the terminal has
@@ -25,9 +25,9 @@ NOTE_INDENT = " " * 10  # of the lines below a finding
 
 @with_options
 def doctor(
-    model: str = OF_DECODERS["model"],
-    draft_model: str | None = OF_DECODERS["draft_model"],
-    dtype: str | None = OF_DECODERS["dtype"],
+    model: str = decoder_option("model"),
+    draft_model: str | None = decoder_option("draft_model"),
+    dtype: str | None = decoder_option("dtype"),
     only: list[str] | None = option(None, "Run only this check; may be repeated."),
     report: bool = in_output(
         False,
@@ -70,8 +70,9 @@ def doctor(
             "draft": named,
             "dtype": dtype,
             "checks": [*map(asdict, findings)],
+            "failed": failed,
+            "seconds": round(seconds, 1),
         }
-        result |= {"failed": failed, "seconds": round(seconds, 1)}
         print(json.dumps(_without_home(result)))
     elif report:
         print(as_markdown(pair, findings, seconds))

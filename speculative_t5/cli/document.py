@@ -29,7 +29,7 @@ from ..options import option
 from . import terminal
 from .options import DecoderOptions, with_base, with_options
 from .pieces import KEPT, PartialFile
-from .report import UNITS, report, where
+from .report import PIECE_UNITS, report, where
 from .review import review
 from .targets import (
     OutputOptions,
@@ -270,7 +270,7 @@ def _decoded(
         source = whole.text[record["start"] : record["end"]]
         done[record["start"]] = Piece(source=source, **{name: record[name] for name in KEPT})
     began = time.perf_counter()
-    pieces, unit = [*done.values()], f" {UNITS[str(whole.options.by)]}s"
+    pieces, unit = [*done.values()], f" {PIECE_UNITS[str(whole.options.by)]}s"
     with tqdm(
         total=len(whole),
         initial=len(done),

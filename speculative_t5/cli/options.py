@@ -7,7 +7,7 @@ names, and completion.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +36,17 @@ Value = TypeVar("Value")
 DEFAULT_MODEL = "correct-base"
 ON_OFF = {"on": True, "off": False}
 # Of --help, in order; options without one come first.
-PANELS = (None, "Models", "Prompts", "Drafting", "Sampling", "Output", "Constraints", "Beam search")
+PANELS = (
+    None,
+    "Server",
+    "Models",
+    "Prompts",
+    "Drafting",
+    "Sampling",
+    "Output",
+    "Constraints",
+    "Beam search",
+)
 in_models, in_output, in_server = (
     partial(option, panel=panel) for panel in ("Models", "Output", "Server")
 )
@@ -337,5 +347,9 @@ NAMES = {
     "only_inspect": ("--inspect",),
     "random_weights": ("--random",),
 }
-# For commands that take some of the options of a decoder.
-OF_DECODERS: dict[str, Any] = {each.name: each for each in fields(DecoderOptions)}
+
+
+def decoder_option(name: str) -> Any:
+    """Return an option of `DecoderOptions` for a command that takes only some of them."""
+    (found,) = (each for each in fields(DecoderOptions) if each.name == name)
+    return field(default=found.default, metadata=found.metadata)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from os.path import commonprefix
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..documents import Document, Piece, PlainFile, Rewritten, lines
 from ..errors import count
@@ -15,15 +14,20 @@ from .review import print_change
 from .targets import OutputOptions, Target
 from .terminal import note, one_line
 
-SHOWN = 40  # characters of a piece that was kept, and of the output that was refused
-LISTED = 10  # such pieces on a terminal
-STATS = ("emitted", "rounds", "drafted", "accepted", "seconds")
-UNITS = {"sentence": "sentence", "paragraph": "paragraph", "tokens": "passage"}
-WIDTH = 80  # columns of a terminal, which the last line does not exceed
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHOWN_CHARACTERS = 40  # characters of a piece that was kept, and of the output that was refused
+MOST_LISTED = 10  # such pieces on a terminal
+STATS_OF_TEXTS = ("emitted", "rounds", "drafted", "accepted", "seconds")
+PIECE_UNITS = {"sentence": "sentence", "paragraph": "paragraph", "tokens": "passage"}
+LINE_WIDTH = 80  # columns of a terminal, which the last line does not exceed
 
 
 def where(target: Target, form: PlainFile, several: bool, line: int) -> str:
-    return f"{target.name}, " * several + f"{form.unit} {form.number(line)}"
+    """Say where a line is; of several files, in which."""
+    place = f"{form.unit} {form.number(line)}"
+    return f"{target.name}, {place}" if several else place
 
 
 def report(
@@ -37,32 +41,45 @@ def report(
     several: bool,
 ) -> None:
     """Say what became of a file, and which files were `written` for it."""
-    place = partial(where, target, form, several)
+    text_is_shown = target.output is None and not files.check
     if files.json:
-        is_shown = target.output is None and not files.check
         record = {"file": target.source} | _record(result, form)
-        sys.stdout.buffer.write(json_line(record | ({"text": result.text} if is_shown else {})))
+        if text_is_shown:
+            record["text"] = result.text
+        sys.stdout.buffer.write(json_line(record))
         sys.stdout.buffer.flush()
     if files.diff == "terminal":
-        out = terminal.console(stderr=target.output is None and not files.check or files.json)
-        pairs = zip(lines(result.source), lines(result.text), strict=True)
-        for number, (before, after) in enumerate(pairs, 1):
-            if before != after:
-                shown = f"{target.name}:" * several + f"{form.number(number):5}"
-                print_change(out, shown, before, after)
+        out = terminal.console(stderr=text_is_shown or files.json)
+        _print_changes(out, target, form, result, several=several)
     if not files.json:
-        listed = [piece for piece in result.pieces if piece.reason is not None]
-        most = LISTED if terminal.is_terminal(sys.stderr) else None
-        for piece in listed[:most]:
-            note(f"{place(piece.line)} {_kept(piece)}")
-        if most is not None and len(listed) > most:
-            note(f"{len(listed) - most:,} more kept; use --json to list all of them")
-        for said in form.not_kept():
-            note(f"{target.name}: " * several + said)
+        _list_kept(target, form, result, several=several)
     if written:
         note(f"wrote {' and '.join(map(one_line, written))}")
-    last = summary(result, UNITS[str(whole.options.by)], would=files.check)
+    last = summary(result, PIECE_UNITS[str(whole.options.by)], would=files.check)
     note(named(target.name, last) if several else last)
+
+
+def _print_changes(
+    out: Console, target: Target, form: PlainFile, result: Rewritten, *, several: bool
+) -> None:
+    """Print the lines that changed, with their numbers."""
+    pairs = zip(lines(result.source), lines(result.text), strict=True)
+    for number, (before, after) in enumerate(pairs, 1):
+        if before != after:
+            shown = f"{form.number(number):5}"
+            print_change(out, f"{target.name}:{shown}" if several else shown, before, after)
+
+
+def _list_kept(target: Target, form: PlainFile, result: Rewritten, *, several: bool) -> None:
+    """List the outputs that were not used, a few on a terminal, and what the format left out."""
+    listed = [piece for piece in result.pieces if piece.reason is not None]
+    most = MOST_LISTED if terminal.is_terminal(sys.stderr) else None
+    for piece in listed[:most]:
+        note(f"{where(target, form, several, piece.line)} {_kept(piece)}")
+    if most is not None and len(listed) > most:
+        note(f"{len(listed) - most:,} more kept; use --json to list all of them")
+    for said in form.not_kept():
+        note(f"{target.name}: {said}" if several else said)
 
 
 def summary(result: Rewritten, unit: str, *, would: bool) -> str:
@@ -80,7 +97,7 @@ def summary(result: Rewritten, unit: str, *, would: bool) -> str:
 
 def named(name: str, said: str) -> str:
     """Put the name of a file before what is said of it, shortened to fit a line."""
-    room = WIDTH - len(said) - 2
+    room = LINE_WIDTH - len(said) - 2
     name = one_line(name)
     end = name[len(name) - max(0, room - 3) :]
     return f"{name if len(name) <= room else f'...{end}'}: {said}"
@@ -90,11 +107,17 @@ def _kept(piece: Piece) -> str:
     """Return what is said of an output that was not used, where it would have changed first."""
     texts = [one_line(text) for text in (piece.source, piece.refused) if text is not None]
     same = len(commonprefix(texts)) if len(texts) > 1 else 0
-    start = max(0, same - SHOWN // 2)
-    parts = [text[start : start + SHOWN] + "..." * (len(text) > start + SHOWN) for text in texts]
-    shown = " -> ".join("..." * (start > 0) + part for part in parts)
+    start = max(0, same - SHOWN_CHARACTERS // 2)
+    shown = " -> ".join(_excerpt(text, start) for text in texts)
     what = f"decoded again {piece.retried}" if piece.retried else "kept"
     return f"{what}, {one_line(piece.reason or '')}: {shown}"
+
+
+def _excerpt(text: str, start: int) -> str:
+    """Return a few characters of a text, with dots where it goes on."""
+    end = start + SHOWN_CHARACTERS
+    before, after = "..." if start > 0 else "", "..." if len(text) > end else ""
+    return f"{before}{text[start:end]}{after}"
 
 
 def _record(done: Rewritten, form: PlainFile) -> dict[str, Any]:
@@ -111,5 +134,5 @@ def _record(done: Rewritten, form: PlainFile) -> dict[str, Any]:
         "kept": [told(piece) for piece in done.kept],
         "retried": [told(piece) for piece in done.pieces if piece.retried],
         "not_kept": form.not_kept(),
-        "stats": {name: getattr(done.stats, name) for name in STATS},
+        "stats": {name: getattr(done.stats, name) for name in STATS_OF_TEXTS},
     }

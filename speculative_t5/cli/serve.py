@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -35,10 +35,58 @@ from .terminal import note
 if TYPE_CHECKING:
     from ..checkpoints import ModelFolder
     from ..generation import SpeculativeDecoder
-    from ..serve import Served, Settings
+    from ..serve import Models, Served, Settings
 
 MOST_SECONDS = 86_400  # of a shutdown, or a text
 MOST_TEXT = 2 * 2**20  # characters; a body has as many bytes at most
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where the server listens, how much it takes, and who may use it."""
+
+    host: str = in_server(
+        "127.0.0.1", "Address to listen on; 0.0.0.0 listens on every address of this machine."
+    )
+    port: int = in_server(8080, "Port to listen on; 0 chooses a free one.")
+    memory: float | None = in_server(
+        None,
+        "With several models: the most gigabytes for all weights, by the sizes of files; models "
+        "that nobody uses are unloaded to make room.",
+        shown="no limit",
+    )
+    batch_size: int | None = in_server(
+        None, "Outputs of a model to decode side by side.", shown="16, or 1 with --steady"
+    )
+    max_queue: int = in_server(256, "Outputs that may wait; further requests get status 429.")
+    text_seconds: float = in_server(
+        600.0,
+        "Seconds that a whole text may take; then it is answered as far as it went, and a "
+        "translation with status 503.",
+    )
+    max_text: int = in_server(
+        MOST_TEXT, "Characters of a whole text at most; a longer one gets status 413."
+    )
+    api_key_file: Path | None = in_server(
+        None,
+        "File of API keys, one per line; each request must carry one of them.",
+        shown="no key is needed",
+    )
+    cors_origin: list[str] | None = in_server(
+        None,
+        "Site whose pages may send requests from a browser, such as https://example.org, "
+        "or * for all; may be repeated.",
+    )
+    shutdown_seconds: float = in_server(
+        30.0, "Seconds that running outputs have to finish after SIGTERM or Ctrl-C."
+    )
+
+    def __post_init__(self) -> None:
+        check_integer("--port", self.port, 0, 65535)
+        check_integer("--max-queue", self.max_queue, 1)
+        check_integer("--max-text", self.max_text, 1, MOST_TEXT)
+        _check_seconds("--shutdown-seconds", self.shutdown_seconds)
+        _check_seconds("--text-seconds", self.text_seconds)
 
 
 @with_options(
@@ -59,41 +107,7 @@ MOST_TEXT = 2 * 2**20  # characters; a body has as many bytes at most
 def serve(
     ctx: typer.Context,
     *,
-    host: str = in_server(
-        "127.0.0.1", "Address to listen on; 0.0.0.0 listens on every address of this machine."
-    ),
-    port: int = in_server(8080, "Port to listen on; 0 chooses a free one."),
-    memory: float | None = in_server(
-        None,
-        "With several models: the most gigabytes for all weights, by the sizes of files; models "
-        "that nobody uses are unloaded to make room.",
-        shown="no limit",
-    ),
-    batch_size: int | None = in_server(
-        None, "Outputs of a model to decode side by side.", shown="16, or 1 with --steady"
-    ),
-    max_queue: int = in_server(256, "Outputs that may wait; further requests get status 429."),
-    text_seconds: float = in_server(
-        600.0,
-        "Seconds that a whole text may take; then it is answered as far as it went, and a "
-        "translation with status 503.",
-    ),
-    max_text: int = in_server(
-        MOST_TEXT, "Characters of a whole text at most; a longer one gets status 413."
-    ),
-    api_key_file: Path | None = in_server(
-        None,
-        "File of API keys, one per line; each request must carry one of them.",
-        shown="no key is needed",
-    ),
-    cors_origin: list[str] | None = in_server(
-        None,
-        "Site whose pages may send requests from a browser, such as https://example.org, "
-        "or * for all; may be repeated.",
-    ),
-    shutdown_seconds: float = in_server(
-        30.0, "Seconds that running outputs have to finish after SIGTERM or Ctrl-C."
-    ),
+    server: ServerOptions,
     options: DecoderOptions,
     keywords: Keywords,
 ) -> None:
@@ -104,55 +118,82 @@ def serve(
     repeated: the first is loaded at once, others when they are asked for. To try it, open the
     server's address in a browser.
     """
+    _check_installed()
+    from .. import serve as serving
+
+    origins = server.cors_origin or ()
+    serving.check_origins(origins)
+    keys = serving.read_keys(server.api_key_file) if server.api_key_file else []
+    served, keywords = _models_to_serve(ctx, server, options, keywords)
+    if server.memory is not None:
+        _check_memory(server.memory, served)
+    defaults = GenerationOptions(**keywords)
+    defaults.check_stream(several=True)
+    settings = serving.Settings(
+        defaults,
+        keys,
+        origins,
+        local=serving.is_loopback(server.host),
+        draw_seeds=not is_given(ctx, "seed"),
+        text_seconds=server.text_seconds,
+        max_text=server.max_text,
+    )
+    most = server.memory and server.memory * 1e9
+    models = serving.Models(served, most, serving.Workers(ahead=True))
+    _answer(models, settings, server)
+    _end(models)
+
+
+def _check_installed() -> None:
     try:
-        from .. import serve as serving
+        from .. import serve as serve
     except ModuleNotFoundError as error:
         raise ValueError(
             f"serve needs packages that are not installed ({first_line(error)}): "
             "run pip install 'speculative-t5[serve]'"
         ) from error
-    check_integer("--port", port, 0, 65535)
-    check_integer("--max-queue", max_queue, 1)
-    check_integer("--max-text", max_text, 1, MOST_TEXT)
-    _check_seconds("--shutdown-seconds", shutdown_seconds)
-    _check_seconds("--text-seconds", text_seconds)
-    serving.check_origins(cors_origin or ())
-    keys = serving.read_keys(api_key_file) if api_key_file else []
+
+
+def _models_to_serve(
+    ctx: typer.Context, server: ServerOptions, options: DecoderOptions, keywords: dict[str, Any]
+) -> tuple[list[Served], dict[str, Any]]:
+    """Return the models by their names, and the options of outputs, which a task may give."""
     names = cast(list[str], cast(Any, options.model) or [DEFAULT_MODEL])
-    if len(names) > 1:
-        _check_several(ctx, names, memory)
+    several = len(names) > 1
+    if several:
+        _check_several_models(ctx, names)
     served = []
     for name in names:
         own, keywords = choose(ctx, replace(options, model=name), keywords)
-        served.append(_served(own, num_rows(batch_size, steady=own.steady), max_queue))
-        if len(names) > 1:  # a wrong one is refused at once
+        rows = num_rows(server.batch_size, steady=own.steady)
+        served.append(_served(own, rows, server.max_queue))
+        if several:  # a wrong one is refused at once
             served[-1].read_tokenizer()
-        if len(names) > 1 or memory is not None:
+        if several or server.memory is not None:
             served[-1].size = _size(own)
-    largest = max(each.size for each in served)
-    if memory is not None and not largest <= memory * 1e9:  # as of nan
-        raise ValueError(
-            f"--memory must be at least {rounded_up(largest / 1e9, 4)}, the size of the largest "
-            f"model, got {memory}"
-        )
-    defaults = GenerationOptions(**keywords)
-    defaults.check_stream(several=True)
-    settings = serving.Settings(
-        defaults, keys, cors_origin or (),
-        local=serving.is_loopback(host), draw_seeds=not is_given(ctx, "seed"),
-        text_seconds=text_seconds, max_text=max_text,
-    )  # fmt: skip
-    models = serving.Models(served, memory and memory * 1e9, serving.Workers(ahead=True))
-    with serving.bind(host, port) as listening:
+    return served, keywords
+
+
+def _answer(models: Models, settings: Settings, server: ServerOptions) -> None:
+    """Listen, and answer requests until a signal ends that."""
+    from .. import serve as serving
+
+    with serving.bind(server.host, server.port) as listening:
         number = listening.getsockname()[1]
-        server = serving.Server(
-            serving.make_app(models, settings), models, shutdown_seconds=shutdown_seconds,
-            ready=partial(announce, settings, [*models.models], host, number),
-        )  # fmt: skip
+        running = serving.Server(
+            serving.make_app(models, settings),
+            models,
+            shutdown_seconds=server.shutdown_seconds,
+            ready=partial(announce, settings, [*models.models], server.host, number),
+        )
         logging.basicConfig(format="%(levelname)s: %(message)s")
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-            signal.signal(signal.SIGHUP, server.handle_exit)
-        server.run([listening])
+            signal.signal(signal.SIGHUP, running.handle_exit)
+        running.run([listening])
+
+
+def _end(models: Models) -> None:
+    """End the process as a failure of a model says, also while one of them cannot be stopped."""
     if models.is_running:
         # A pass that hangs, or loading. Python's end would take from it what it computes with, and
         # MLX would abort.
@@ -170,7 +211,17 @@ def _check_seconds(name: str, seconds: float) -> None:
         raise ValueError(f"{name} must be from 0 to {MOST_SECONDS}, got {seconds}")
 
 
-def _check_several(ctx: typer.Context, names: Sequence[str], memory: float | None) -> None:
+def _check_memory(memory: float, served: Sequence[Served]) -> None:
+    """Refuse a limit in gigabytes that not every model would fit in."""
+    largest = max(each.size for each in served)
+    if not largest <= memory * 1e9:  # as of nan
+        raise ValueError(
+            f"--memory must be at least {rounded_up(largest / 1e9, 4)}, the size of the largest "
+            f"model, got {memory}"
+        )
+
+
+def _check_several_models(ctx: typer.Context, names: Sequence[str]) -> None:
     """Refuse options that are for a single model beside several."""
     for name in ("draft_model", "adapter", "task", "prefix", "to"):
         if is_given(ctx, name):

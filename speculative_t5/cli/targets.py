@@ -176,8 +176,9 @@ def partial_file_of(sources: Sequence[str], files: OutputOptions) -> Path | None
         if files.resume and name:
             raise ValueError(f"--resume continues a file, which {name} is not: leave it out")
         return None
-    inside = files.in_place and Path(name).is_dir()
-    found = Path(f"{Path(name).resolve()}{'/' * inside}{PARTIAL}")
+    place = Path(name).resolve()
+    is_inside = files.in_place and Path(name).is_dir()
+    found = place / PARTIAL if is_inside else Path(f"{place}{PARTIAL}")
     if found.exists() and found.stat().st_size and not (files.resume or files.force):
         raise ValueError(
             f"{found} holds the pieces of an earlier run: use --resume to continue after them, or "
