@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import hashlib
 import os
 import signal
 import stat
@@ -24,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .files import PARTIAL_PREFIX, create, group_of_new, temporary
+from .files import PARTIAL_PREFIX, create, digest, group_of_new, temporary
 
 AT_FDCWD, RENAME_EXCHANGE, RENAME_SWAP = -100, 2, 2  # of Linux (both) and of macOS
 COPY_ACL, COPY_ATTRIBUTES = 1, 4  # of macOS
@@ -169,10 +168,6 @@ def recover(target: Path, aside: Path, placed: str, expected: str, *, keep: bool
         exchange(aside, target)
         settle(target, aside, taken, now)
         aside.unlink(missing_ok=True)
-
-
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def exchange(one: Path, other: Path) -> bool:

@@ -6,6 +6,7 @@ What is made of a private file is private, too, from its first byte. Imports not
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 PARTIAL_PREFIX = ".partial-"  # how the names of new files begin; processes have names of their own
 
@@ -309,3 +310,19 @@ class LineFile:
                     os.truncate(self._file, start)
             error.filename = "standard output" if self._name == "-" else self._name
             raise
+
+
+def open_input(name: str) -> BinaryIO:
+    """Open a file of text; "-" is standard input. Refuses folders."""
+    if name == "-":
+        return open(0, "rb", closefd=False)
+    if not name:
+        raise ValueError("the input must be the name of a file, or -, got ''")
+    if Path(name).is_dir():
+        raise ValueError(f"{name} is a folder, expected a file")
+    return open(name, "rb")
+
+
+def digest(data: bytes) -> str:
+    """Return what tells one content from another, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()

@@ -12,8 +12,9 @@ from typing import Any
 
 from speculative_t5.cli.job import UNDONE, Output, Record, process
 from speculative_t5.decoding.results import Stats
+from speculative_t5.files import open_input
 from speculative_t5.generation.outputs import Generation
-from speculative_t5.tokenizers.prompt_files import EMPTY_LINE, Line, Shard, open_input, read_lines
+from speculative_t5.tokenizers.prompt_files import EMPTY_LINE, Line, Shard, read_lines
 from speculative_t5.tokenizers.prompts import Source
 
 import pytest

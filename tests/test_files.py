@@ -12,7 +12,7 @@ from typing import Any
 
 from speculative_t5.cli.pieces import PartialFile
 from speculative_t5.cli.targets import OutputOptions, partial_file_of
-from speculative_t5.files import replacing, write_whole
+from speculative_t5.files import open_input, replacing, write_whole
 from speculative_t5.tokenizers.prompt_files import (
     EMPTY_LINE,
     MAX_LINE,
@@ -20,7 +20,6 @@ from speculative_t5.tokenizers.prompt_files import (
     Line,
     Shard,
     count_lines,
-    open_input,
     read_lines,
 )
 

@@ -14,7 +14,8 @@ from uuid import UUID
 
 from speculative_t5 import tables
 from speculative_t5.cli.job import Output
-from speculative_t5.tokenizers import Line, Shard, count_lines, open_input, read_lines
+from speculative_t5.files import open_input
+from speculative_t5.tokenizers import Line, Shard, count_lines, read_lines
 
 import pyarrow as pa
 import pyarrow.parquet as pq

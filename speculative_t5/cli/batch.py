@@ -23,7 +23,7 @@ from tqdm import tqdm
 from .. import tokenizers
 from ..distributed import ProcessGroup, process_group
 from ..errors import count
-from ..files import is_special
+from ..files import is_special, open_input
 from ..generation import Generation, process_facts
 from ..options import option
 from ..tables import TABLES, pyarrow
@@ -134,7 +134,7 @@ def batch(
     --join makes OUTPUT of them. With --parallel tensor they share the model instead.
     """
     job_files = JobFiles.of(source, files)
-    with tokenizers.open_input(source) as stream:
+    with open_input(source) as stream:
         job_files.stream = stream
         processes = process_group()
         if (processes is None or processes.is_first) and job_files.is_done(processes):

@@ -15,9 +15,10 @@ import typer
 from tqdm import tqdm
 
 from ..documents import DOCUMENT_SUFFIXES, Document, Piece, RewriteOptions, Rewritten
-from ..exchange import copy_file, digest, replace_unchanged
+from ..exchange import copy_file, replace_unchanged
 from ..files import (
     clear_temporaries,
+    digest,
     is_special,
     json_line,
     json_object,

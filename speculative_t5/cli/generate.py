@@ -70,10 +70,10 @@ def generate(
     The text goes to standard output, a line of statistics to standard error. Several processes that
     mlx.launch has started share the target.
     """
-    processes = process_group()
     if ctx.invoked_subcommand:
-        _check_command(ctx, ctx.invoked_subcommand)
+        _refuse_options_before(ctx, ctx.invoked_subcommand)
         return
+    processes = process_group()
     prompt, is_example = _find_prompt(prompt, options)
     options, keywords = choose(ctx, options, keywords)  # checked before the models are loaded
     wanted = GenerationOptions(**keywords)
@@ -100,16 +100,6 @@ def generate(
         last = terminal.show(chunks, drafts=show_drafts and decoder.drafts)
         note(footer(last.stats, last.finish_reason, wanted.max_tokens))
     terminal.give_tips()
-
-
-def _check_command(ctx: typer.Context, command: str) -> None:
-    """Refuse options before the name of another command, and several processes for it."""
-    _refuse_options_before(ctx, command)
-    if (processes := process_group()) and command != "batch":
-        raise ValueError(
-            f"{command} runs in one process, and {processes.group.size()} were started: run it "
-            "without a launcher"
-        )
 
 
 def _find_prompt(given: str | None, options: DecoderOptions) -> tuple[str, bool]:

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from ..distributed import process_group
 from . import terminal
-from .generate import generate
 
 # The commands in the order of --help, each a function in a module of its name. Modules are imported
 # when they are called, so the first lines of the functions' docstrings are here as well.
@@ -38,8 +38,14 @@ class LazyGroup(TyperGroup):
     """Imports a command's module when the command is called; --help needs only `COMMANDS`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in COMMANDS:
-            self.commands[args[0]] = load_command(args[0])
+        if args and (name := args[0]) in COMMANDS:
+            processes = process_group()
+            if processes and name != "batch":
+                raise ValueError(
+                    f"{name} runs in one process, and {processes.group.size()} were started: run "
+                    "it without a launcher"
+                )
+            self.commands[name] = load_command(name)
         return super().resolve_command(ctx, args)
 
 
@@ -56,10 +62,15 @@ def main() -> NoReturn:
     installed = Path(sys.argv[0]).name != "__main__.py"
     name = "speculative-t5" if installed else "python -m speculative_t5"
     app = terminal.new_app(completion=installed)  # a shell completes the names of programs
-    epilog, help = HELP_EXAMPLES.format(name=name), _help(generate)
-    app.callback(cls=LazyGroup, invoke_without_command=True, epilog=epilog, help=help)(generate)
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:  # which alone has to be imported
+        app.callback(cls=LazyGroup)(_nothing)
+    else:
+        from .generate import generate
+
+        epilog, help = HELP_EXAMPLES.format(name=name), _help(generate)
+        app.callback(cls=LazyGroup, invoke_without_command=True, epilog=epilog, help=help)(generate)
     for command, summary in COMMANDS.items():
-        app.command(command, help=summary)(_not_imported)
+        app.command(command, help=summary)(_nothing)
     terminal.run(app, name)
 
 
@@ -68,8 +79,8 @@ def convert_main() -> NoReturn:
     terminal.run(load_command("convert"), "python convert.py")
 
 
-def _not_imported() -> None:
-    """Stand for a command in --help; `LazyGroup` puts the real one in its place."""
+def _nothing() -> None:
+    """Stand for the default command where another is called, and for the others in --help."""
 
 
 def _help(command: Callable[..., None]) -> str:

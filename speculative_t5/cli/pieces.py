@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import count
-from ..exchange import digest, recover
-from ..files import LineFile, json_line, json_object
+from ..exchange import recover
+from ..files import LineFile, digest, json_line, json_object
 from . import terminal
 from .targets import OutputOptions, Target
 from .terminal import note

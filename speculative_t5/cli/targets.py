@@ -11,9 +11,8 @@ from pathlib import Path
 
 from ..documents import DOCUMENT_FORMATS, DOCUMENT_SUFFIXES, PlainFile, format_of, read_file
 from ..errors import count, escaped
-from ..exchange import check_replaceable, digest
-from ..files import is_special, private_mode
-from ..tokenizers import open_input
+from ..exchange import check_replaceable
+from ..files import digest, is_special, open_input, private_mode
 from . import terminal
 from .options import in_output
 from .terminal import note

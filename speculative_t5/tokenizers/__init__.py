@@ -22,7 +22,6 @@ from .prompt_files import (
     Line,
     Shard,
     count_lines,
-    open_input,
     read_lines,
 )
 from .prompts import Prompt, PromptEncoder, PromptTooLong, Source, check_prompts

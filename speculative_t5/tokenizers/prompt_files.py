@@ -8,7 +8,6 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from ..errors import first_line, not_utf8
@@ -67,17 +66,6 @@ class Line:
     def is_empty(self) -> bool:
         """Whether there is nothing in the line, or nothing in its prompt."""
         return self.error == EMPTY_LINE or (self.prompt is not None and not self.prompt.strip())
-
-
-def open_input(name: str) -> BinaryIO:
-    """Open a file of text; "-" is standard input. Refuses folders."""
-    if name == "-":
-        return open(0, "rb", closefd=False)
-    if not name:
-        raise ValueError("the input must be the name of a file, or -, got ''")
-    if Path(name).is_dir():
-        raise ValueError(f"{name} is a folder, expected a file")
-    return open(name, "rb")
 
 
 def count_lines(
