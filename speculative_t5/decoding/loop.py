@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -192,9 +193,8 @@ def decode(
         for each in done:
             if each.error is not None:
                 raise RowError(each.index, each.error)
-        batch.watch.pause()
-        yield from done
-        batch.watch.go_on()  # the caller's time is not ours
+        with batch.watch.paused():  # the caller's time is not ours
+            yield from done
         batch.refill(waiting, batch_size)
 
 
@@ -211,7 +211,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._started = time.perf_counter()  # moved later by pauses
-        self._paused = self._began = self._drafted = self._ended = 0.0
+        self._began = self._drafted = self._ended = 0.0  # the present round, its pass, the last
         self._begun_early = False  # whether the round's pass had begun before it
         self._extra_work = counters.extra_work  # when the last round ended
 
@@ -219,11 +219,12 @@ class Stopwatch:
         """Return the time since the batch was made, without pauses."""
         return time.perf_counter() - self._started
 
-    def pause(self) -> None:
-        self._paused = time.perf_counter()
-
-    def go_on(self) -> None:
-        self._started += time.perf_counter() - self._paused
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let time pass that does not count."""
+        began = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - began
 
     def begin(self, *, begun_early: bool) -> None:
         """Begin a round, whose pass may have begun in the round before."""

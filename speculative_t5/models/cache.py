@@ -34,10 +34,16 @@ class EncodedPrompt:
 class Buffers:
     """Keys and values of all layers, for a batch of rows of different lengths."""
 
-    def __init__(self, layers: Sequence[LayerBuffers], lengths: Sequence[int]) -> None:
+    def __init__(
+        self, layers: Sequence[LayerBuffers], lengths: Sequence[int] | None = None
+    ) -> None:
         self.layers = list(layers)  # of arrays (..., B, H, C, D), C being the capacity
-        self.lengths = list(lengths)  # positions of each row that count
-        self.capacity = first_array(layers).shape[-2]
+        flat: Any = tree_flatten(
+            layers[0]
+        )  # all arrays have the same numbers of rows and positions
+        rows, _, self.capacity, _ = flat[0][1].shape[-4:]
+        # Positions of each row that count.
+        self.lengths: list[int] = [0] * rows if lengths is None else list(lengths)
 
     def resize(self, capacity: int) -> None:
         if capacity != self.capacity:
@@ -96,7 +102,7 @@ class KVCache(Buffers):
     """
 
     def __init__(self, layers: Sequence[LayerBuffers], width: int | None = None) -> None:
-        super().__init__(layers, [0] * first_array(layers).shape[-4])
+        super().__init__(layers)
         self._width = width
 
     def fit(self, needed: int) -> None:
@@ -190,13 +196,6 @@ class SourceCache(Buffers):
         if kept != list(range(len(self.lengths))):
             super().select(kept)
             self._measure()
-
-
-def first_array(layers: Sequence[LayerBuffers]) -> mx.array:
-    """Return one of a layer's arrays, as all have the same numbers of rows and positions."""
-    flat: Any = tree_flatten(layers[0])
-    array: mx.array = flat[0][1]
-    return array
 
 
 def source_width(lengths: Sequence[int]) -> int:

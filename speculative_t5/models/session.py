@@ -52,14 +52,11 @@ class T5Session:
         self._sources = encode(prompts)
         self._layers = slice(first, first + decoder.depth)  # of the sources, as `encode` gives them
         self._cache = KVCache(decoder.new_cache(len(self._sources.lengths)), width)
+        self.contexts = [[decoder.start_token] for _ in self.lengths]  # that rows begin with
 
     @property
     def lengths(self) -> list[int]:
         return self._cache.lengths
-
-    @property
-    def contexts(self) -> list[list[int]]:
-        return [[self._decoder.start_token] for _ in self.lengths]
 
     def step(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         return self._run("logits", tokens, vocab_size)

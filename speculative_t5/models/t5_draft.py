@@ -52,12 +52,14 @@ class SharingDraft(CompiledModel):
     last token. It has embeddings for them, and their ids come after those of tokens.
     """
 
+    target: EncoderDecoder  # the model that this draft belongs to
+
     def __init__(self, target: EncoderDecoder, config: SharingConfig) -> None:
         super().__init__()
         device.enter_thread()
         self.own = config
         self.config = target.config.of_draft(config.num_decoder_layers, config.d_ff, config.d_model)
-        self._target = (target,)  # MLX does not look into tuples: its weights are not the draft's
+        object.__setattr__(self, "target", target)  # MLX would take it for a part of the draft
         self.info = replace(target.info, block=config.block)
         self._compiled_with: CompiledDecoder | None = None  # the target's, of the same weights
         stack: Any = type(target.decoder)
@@ -80,11 +82,6 @@ class SharingDraft(CompiledModel):
             size = mx.sqrt(mx.mean(mx.square(tokens.astype(mx.float32))))
             noise = mx.random.normal((config.block - 1, tokens.shape[2]), key=mx.random.key(0))
             self.masks = (size * noise).astype(target.dtype)
-
-    @property
-    def target(self) -> EncoderDecoder:
-        """The model that this draft belongs to."""
-        return self._target[0]
 
     def encode(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
         """Encode sources as the target does."""
