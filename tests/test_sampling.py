@@ -4,7 +4,8 @@ from itertools import product
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.keys import final_keys, position_keys, round_keys
-from speculative_t5.decoding.sampling import Sampler, largest, sample, uniform
+from speculative_t5.decoding.ranking import largest
+from speculative_t5.decoding.sampling import Sampler, sample, uniform
 from speculative_t5.decoding.scoring import TOKENS_PER_PASS, token_probabilities
 
 import mlx.core as mx

@@ -22,8 +22,9 @@ from .faults import RowError, not_a_number
 from .history import TokenHistory
 from .loop import Request, first_context, stop_reasons, token_budget
 from .protocols import LanguageModel, Session
+from .ranking import RANKING_BLOCK
 from .results import Broadcast, FinishReason, Stats, identity, read
-from .sampling import RANKING_BLOCK, Groups
+from .sampling import Groups
 
 EarlyStopping = bool | Literal["never"]
 

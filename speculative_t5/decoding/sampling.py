@@ -12,11 +12,11 @@ from .faults import marked
 from .history import TokenHistory
 from .keys import Keys
 from .logits import LogitsTransform
+from .ranking import largest
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
 # Above it, a temperature is infinite in float32: all tokens that remain are equally probable.
 MAX_TEMPERATURE = float(np.finfo(np.float32).max)
-RANKING_BLOCK = 64  # ids whose largest logit is found first: to sort all would take much longer
 
 
 @dataclass(frozen=True)
@@ -150,25 +150,6 @@ class Groups:
         """Put values of the groups, (B_g, ...) each, together in the order of rows, (B, ...)."""
         first, *others = parts
         return mx.concatenate([first, *others])[self._order] if others else first
-
-
-def largest(logits: mx.array, count: int) -> mx.array:
-    """Return the largest of logits (..., V), (..., count), in any order.
-
-    MLX sorts all V for that. Where it is less work, blocks are ranked by their largest value: the
-    first `count` of them hold as many values that no other block exceeds.
-    """
-    *outer, size = logits.shape
-    num_blocks = -(-size // RANKING_BLOCK)
-    if 2 * (count * RANKING_BLOCK + num_blocks) > size:
-        return mx.topk(logits, count, axis=-1)
-    if more := num_blocks * RANKING_BLOCK - size:
-        logits = mx.pad(logits, [*[(0, 0)] * len(outer), (0, more)], constant_values=-mx.inf)
-    blocks = logits.reshape(*outer, num_blocks, RANKING_BLOCK)
-    first = num_blocks - count
-    chosen = mx.argpartition(mx.max(blocks, axis=-1), first, axis=-1)[..., first:]
-    values = mx.take_along_axis(blocks, chosen[..., None], axis=-2)
-    return mx.topk(values.reshape(*outer, count * RANKING_BLOCK), count, axis=-1)
 
 
 def padded(values: mx.array, vocab_size: int, value: float = 0.0) -> mx.array:
