@@ -4,7 +4,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -28,15 +27,29 @@ _BULLET = r"[-*+•◦‣·–—]|\(?[A-Za-z]\)"
 _BOX = r"\[[ xX]\]"
 _LIST_MARKER = re.compile(rf"(?:{_BULLET}|\(?\d{{1,3}}[.)])[ \t]+(?:{_BOX}[ \t]+)?")
 _FENCE = re.compile(r"`{3,}+(?=[^`]*$)|~{3,}")
-_HEADING = re.compile(r"#{1,6}(?:[ \t]|$)")
+_HEADING = re.compile(r"\#{1,6}(?:[ \t]|$)")
 _RULE = re.compile(r"([-*_])[ \t]*+(?:\1[ \t]*+){2,}$")
 _UNDERLINE = re.compile(r"(=+|-{3,})[ \t]*$")
 _ROW = re.compile(r"\||.*\|.*\||.*(?<=\S)(?:\t| {4})[ \t]*+\S")
 # All marks that a line may begin with, and what makes its words something other than text. Here an
 # item may have any number, also a year, and there may be marks within marks, HTML and link targets.
 _KIND = re.compile(
-    rf"(\ufeff?(?:{_QUOTE.pattern}|[ \t]*(?:{_BULLET}|{_BOX}|\(?\d+[.)])(?:[ \t]+|$))*+[ \t]*)"
-    rf"({_FENCE.pattern}|{_HEADING.pattern}|</?[A-Za-z]|<[!?]|\[[^\]]*\]:)?"
+    rf"""
+    (\ufeff?
+        (?:
+            {_QUOTE.pattern}
+            | [ \t]* (?:{_BULLET} | {_BOX} | \(?\d+[.)]) (?:[ \t]+|$)
+        )*+
+        [ \t]*
+    )
+    (
+        {_FENCE.pattern}
+        | {_HEADING.pattern}
+        | </?[A-Za-z] | <[!?]
+        | \[[^\]]*\]:
+    )?
+    """,
+    re.VERBOSE,
 )
 _SENTENCE_END = re.compile(r"[.!?…。！？؟।։][\"'”’»)\]*_]*$")
 _CELL = re.compile(r"[^\s|](?:[^|\t]*?[^\s|])?(?=\s*(?:\||\t| {4}|$))")
@@ -207,50 +220,114 @@ def paragraphs(text: str, *, labels: bool = False, breaks: Breaks = "wrapped") -
     A line break is within a paragraph if the next line begins with a small letter, or if its line
     is full: 40 to 120 characters long. Any other line break ends the paragraph.
     """
-    finished = partial(_finished, text, labels=labels)
-    open_: _Paragraph | None = None
-    in_list = False
-    lines, marked = _lines(text), breaks == "wrapped"  # whether as Markdown
-    # The place behind the last code, or behind the front matter.
-    code = 0
-    if lines and marked and lines[0].words.rstrip() == "---":
-        code = next((i for i, line in enumerate(lines) if i and line.words.rstrip() == "---"), 0)
-    fences = _Fences(lines)
-    for place, each in enumerate(lines):
-        if place < code:
-            continue
-        start, line, depth, indent = each.start, each.words, each.depth, each.indent
-        if marked and open_ and depth == open_.depth and _is_underline(line, open_.last.rstrip()):
-            yield from finished(open_ if labels else None)
-            open_ = None
-            continue
-        marker = _LIST_MARKER.match(line)
-        fence = _FENCE.match(line, marker.end() if marker else 0) if marked else None
-        if fence:
-            code = fences.behind(place, fence[0]) or code
-        parting = marked and (_HEADING.match(line) or _RULE.match(line) or _LINK.match(line))
-        is_row = marked and _ROW.match(line)
-        if fence or parting or is_row or _BLANK.match(line):
-            yield from finished(open_)
-            open_ = None
-            if labels and (is_row or _HEADING.match(line)):
-                start += len(line) - len(line.lstrip("# \t"))
-                for cell in _CELL.finditer(text, start, each.start + len(line.rstrip("# \t"))):
-                    spans = _word_spans(text, *cell.span())
-                    yield from finished(_Paragraph(each.number, depth, code=False, spans=spans))
-            in_list = in_list and not (parting and indent == 0)
-            continue
+    return _ParagraphReader(text, labels=labels, breaks=breaks).passages()
+
+
+class _ParagraphReader:
+    """Makes paragraphs of the lines of a text, see `paragraphs`."""
+
+    def __init__(self, text: str, *, labels: bool, breaks: Breaks) -> None:
+        self._text, self._labels, self._breaks = text, labels, breaks
+        self._is_markdown = breaks == "wrapped"
+        self._lines = _lines(text)
+        self._fences = _Fences(self._lines)
+        self._open: _Paragraph | None = None  # its last line has been read last
+        self._in_list = False
+
+    def passages(self) -> Iterator[Passage]:
+        """Yield the paragraphs."""
+        behind = self._behind_front_matter()  # the place behind what is not read
+        for place, line in enumerate(self._lines):
+            if place < behind:
+                continue
+            if self._makes_heading(line):
+                yield from self._closed(wanted=self._labels)
+                continue
+            marker = _LIST_MARKER.match(line.words)
+            fence = self._fence(line, marker)
+            if fence:
+                behind = self._fences.behind(place, fence) or behind
+            if fence or self._is_no_text(line):
+                yield from self._closed()
+                yield from self._cells(line)
+                self._in_list = self._in_list and not (line.indent == 0 and self._parts(line))
+            else:
+                yield from self._taken(line, marker)
+        yield from self._closed()
+
+    def _behind_front_matter(self) -> int:
+        """Return the place behind what stands between --- and --- at the beginning, else 0."""
+        lines = self._lines
+        if not (lines and self._is_markdown and lines[0].words.rstrip() == "---"):
+            return 0
+        closing = (place for place, line in enumerate(lines) if line.words.rstrip() == "---")
+        next(closing)  # which opens it
+        return next(closing, 0)
+
+    def _makes_heading(self, line: _Line) -> bool:
+        """Whether a line underlines the one above."""
+        above = self._open
+        if not (self._is_markdown and above and line.depth == above.depth):
+            return False
+        return _is_underline(line.words, above.last.rstrip())
+
+    def _fence(self, line: _Line, marker: re.Match[str] | None) -> str | None:
+        """Return the fence that a line begins with, perhaps behind the marker of an item."""
+        found = _FENCE.match(line.words, marker.end() if marker else 0)
+        return found[0] if found and self._is_markdown else None
+
+    def _is_no_text(self, line: _Line) -> bool:
+        """Whether a line has none, or only some that stands by itself."""
+        return bool(_BLANK.match(line.words)) or self._parts(line) or self._is_row(line)
+
+    def _parts(self, line: _Line) -> bool:
+        """Whether a line is a heading, a rule or the target of a link."""
+        patterns = (_HEADING, _RULE, _LINK)
+        return self._is_markdown and any(pattern.match(line.words) for pattern in patterns)
+
+    def _is_row(self, line: _Line) -> bool:
+        return self._is_markdown and _ROW.match(line.words) is not None
+
+    def _cells(self, line: _Line) -> Iterator[Passage]:
+        """With labels, yield the words of a heading, or of each cell of a row."""
+        words = line.words
+        if not (self._labels and (self._is_row(line) or _HEADING.match(words))):
+            return
+        start = line.start + len(words) - len(words.lstrip("# \t"))
+        for cell in _CELL.finditer(self._text, start, line.start + len(words.rstrip("# \t"))):
+            spans = _word_spans(self._text, *cell.span())
+            yield from self._finished(_Paragraph(line.number, line.depth, code=False, spans=spans))
+
+    def _taken(self, line: _Line, marker: re.Match[str] | None) -> Iterator[Passage]:
+        """Add a line of text to the open paragraph, or yield that and open another one."""
+        start, words, paragraph = line.start, line.words, self._open
         if marker:
-            in_list, start, line = True, start + marker.end(), line[marker.end() :]
-        elif indent == 0 and open_ is None:
-            in_list = False
-        new = marker or open_ is None or depth != open_.depth
-        if new or open_ is None or not _continues(open_.last, line, breaks):
-            yield from finished(open_)
-            open_ = _Paragraph(each.number, depth, marked and indent >= CODE_INDENT and not in_list)
-        open_.spans += _word_spans(text, start, start + len(line))
-        open_.last = line
-    yield from finished(open_)
+            self._in_list, start, words = True, start + marker.end(), words[marker.end() :]
+        elif line.indent == 0 and paragraph is None:
+            self._in_list = False
+        is_new = marker or paragraph is None or line.depth != paragraph.depth
+        if is_new or paragraph is None or not _continues(paragraph.last, words, self._breaks):
+            yield from self._closed()
+            code = self._is_markdown and line.indent >= CODE_INDENT and not self._in_list
+            paragraph = self._open = _Paragraph(line.number, line.depth, code)
+        paragraph.spans += _word_spans(self._text, start, start + len(words))
+        paragraph.last = words
+
+    def _closed(self, *, wanted: bool = True) -> Iterator[Passage]:
+        """Close the open paragraph, and yield it if it is wanted and holds sentences."""
+        closed, self._open = self._open, None
+        if wanted and closed is not None:
+            yield from self._finished(closed)
+
+    def _finished(self, paragraph: _Paragraph) -> Iterator[Passage]:
+        """Yield a paragraph if it holds sentences, or with labels, any words."""
+        if not paragraph.spans:
+            return
+        passage = Passage(tuple(paragraph.spans), paragraph.line)
+        flat = passage.flat(self._text)
+        prose = _SENTENCE_END.search(flat) and flat.lstrip(_OPENING)[:1].isupper()
+        if (self._labels or not is_label(flat)) and (prose or not paragraph.code):
+            yield passage
 
 
 def _word_spans(text: str, start: int, end: int) -> list[Span]:
@@ -272,17 +349,6 @@ def _continues(line: str, following: str, breaks: Breaks) -> bool:
     if breaks == "wrapped":
         return following[:1].islower() or len(line.rstrip()) in WRAPPED_LENGTHS
     return breaks == "cues" and not _SENTENCE_END.search(line.rstrip())
-
-
-def _finished(text: str, paragraph: _Paragraph | None, *, labels: bool) -> Iterator[Passage]:
-    """Yield a paragraph if it holds sentences, or with `labels`, any words."""
-    if paragraph is None or not paragraph.spans:
-        return
-    passage = Passage(tuple(paragraph.spans), paragraph.line)
-    flat = passage.flat(text)
-    prose = _SENTENCE_END.search(flat) and flat.lstrip(_OPENING)[:1].isupper()
-    if (labels or not is_label(flat)) and (prose or not paragraph.code):
-        yield passage
 
 
 def is_label(flat: str) -> bool:
