@@ -33,9 +33,13 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 _SPEECH = re.compile(r"(?:<(?!v)[^>]*>|\{\\[^}]*\}|\s)*(?:[-–—]\s*\S|<v[ .])")
 # In HTML: what is not text, and the tags within a sentence.
 _TAG = re.compile(
-    r"<!--.*?(?:-->|\Z)|<(script|style|pre|textarea)(?=[\s/>]).*?(?:</\1\s*>|\Z)"
-    r"|</?([a-z][\w-]*+)(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*+>|<[!?][^<>]*>",
-    re.DOTALL | re.IGNORECASE,
+    r"""
+    <!-- .*? (?:-->|\Z)
+    | <(script|style|pre|textarea)(?=[\s/>]) .*? (?:</\1\s*>|\Z)
+    | </?([a-z][\w-]*+) (?:"[^"]*"|'[^']*'|[^<>"'])*+ >
+    | <[!?][^<>]*>
+    """,
+    re.DOTALL | re.IGNORECASE | re.VERBOSE,
 )
 _INLINE = frozenset(
     "a abbr b bdi bdo cite code del dfn em font i ins kbd mark q s samp small span strong sub sup "
@@ -77,6 +81,19 @@ class _Cue:
     around: list[tuple[str, str]] = field(default_factory=list)  # what each speech stands between
     speeches: list[str] = field(default_factory=list)
 
+    def find_speeches(self) -> None:
+        """Find what is spoken in its lines, by one or several."""
+        speeches: list[list[str]] = []  # each in lines
+        for line in map(str.strip, self.lines):
+            if speeches and not _SPEECH.match(line):
+                speeches[-1].append(line)
+            else:
+                speeches.append([line])
+        for lines in speeches:
+            before, words, behind = _parted(" ".join(lines))
+            self.around.append((before, behind))
+            self.speeches.append(words)
+
 
 class Subtitles(PlainFile):
     """SubRip or WebVTT: times and all that is not spoken stay, a cue has at most two lines."""
@@ -86,21 +103,7 @@ class Subtitles(PlainFile):
 
     def __init__(self, data: bytes, name: str) -> None:
         super().__init__(data, name)
-        self._parts: list[str | _Cue] = []  # of the file, in order
-        cue: _Cue | None = None
-        count = 0
-        for line in _WHOLE_LINE.findall(self.text):
-            if "-->" in line and cue and cue.lines and cue.lines[-1].strip().isdigit():
-                self._parts.append(cue.lines.pop())  # no blank line is before its number
-            elif cue is not None and line.strip() and "-->" not in line:
-                cue.lines.append(line)
-                continue
-            cue = None
-            self._parts.append(line)
-            if "-->" in line:
-                count += 1
-                cue = _Cue(count, [])
-                self._parts.append(cue)
+        self._parts = _with_cues(self.text)
         self._cues = [part for part in self._parts if isinstance(part, _Cue)]
         if not self._cues and self.text.strip():
             raise ValueError(
@@ -108,15 +111,7 @@ class Subtitles(PlainFile):
                 "00:00:01,000 --> 00:00:02,500, and its text on the lines behind it"
             )
         for cue in self._cues:
-            speeches: list[list[str]] = []  # each in lines
-            for line in cue.lines:
-                if speeches and not _SPEECH.match(line.strip()):
-                    speeches[-1].append(line.strip())
-                else:
-                    speeches.append([line.strip()])
-            found = [_parted(" ".join(lines)) for lines in speeches]
-            cue.around = [(before, behind) for before, _, behind in found]
-            cue.speeches = [words for _, words, _ in found]
+            cue.find_speeches()
         self._numbers = [cue.number for cue in self._cues for _ in cue.speeches]
         self.text = "\n".join(speech for cue in self._cues for speech in cue.speeches)
 
@@ -132,6 +127,27 @@ class Subtitles(PlainFile):
             else:
                 parts += _shown(part, [next(lines) for _ in part.speeches])
         return "".join(parts).encode()
+
+
+def _with_cues(text: str) -> list[str | _Cue]:
+    """Return the lines of a file, and behind each with times a cue of the lines that follow it."""
+    parts: list[str | _Cue] = []
+    cue: _Cue | None = None
+    count = 0
+    for line in _WHOLE_LINE.findall(text):
+        has_times = "-->" in line
+        if has_times and cue and cue.lines and cue.lines[-1].strip().isdigit():
+            parts.append(cue.lines.pop())  # no blank line is before its number
+        elif cue is not None and line.strip() and not has_times:
+            cue.lines.append(line)
+            continue
+        cue = None
+        parts.append(line)
+        if has_times:
+            count += 1
+            cue = _Cue(count, [])
+            parts.append(cue)
+    return parts
 
 
 def _parted(speech: str) -> tuple[str, str, str]:
@@ -211,8 +227,7 @@ class WordFile(PlainFile):
         return file.getvalue()
 
     def not_kept(self) -> list[str]:
-        said = [f"paragraph {n}: the places of bold words, links and the like are estimates"
-                for n in dict.fromkeys(self._estimated)]  # fmt: skip
+        said = _say_estimated("paragraph", self._estimated, "bold words, links and the like")
         kinds = ("footnotes", "endnotes", "comments")
         relations = self._document.part.rels.values()
         found = {relation.reltype.rpartition("/")[2] for relation in relations}
@@ -255,28 +270,40 @@ class WebPage(PlainFile):
         for number, (stretch, old, new) in enumerate(
             zip(self._stretches, old_lines, new_lines, strict=False), 1
         ):
-            if new == old:
-                continue
-            found: dict[int, list[str]] = {}
-            for i, each in zip(stretch, self._texts(stretch), strict=True):
-                if each.strip():
-                    found[i] = last = [each]
-                elif found:  # spaces between tags go with the word before them
-                    last.append(each)
-                    made[i] = ""
-            texts = {i: "".join(several) for i, several in found.items()}
-            parts, estimated = _divided([*texts.values()], new)
-            whole = "".join(texts.values())
-            parts[0] = whole[: len(whole) - len(whole.lstrip())] + parts[0]
-            parts[-1] = parts[-1].rstrip() + whole[len(whole.rstrip()) :]
-            made |= {i: escape(p, quote=False) for i, p in zip(texts, parts, strict=True)}
-            if estimated:
-                self._estimated.append(self.number(number))
+            if new != old:
+                parts, estimated = self._filled(stretch, new)
+                made |= parts
+                if estimated:
+                    self._estimated.append(self.number(number))
         return "".join(made.values()).encode()
 
+    def _filled(self, stretch: Sequence[int], new: str) -> tuple[dict[int, str], bool]:
+        """Return the parts of a stretch with another text; and whether that is an estimate."""
+        made: dict[int, str] = {}
+        found: dict[int, list[str]] = {}
+        for i, each in zip(stretch, self._texts(stretch), strict=True):
+            if each.strip():
+                found[i] = last = [each]
+            elif found:  # spaces between tags go with the word before them
+                last.append(each)
+                made[i] = ""
+        texts = {i: "".join(several) for i, several in found.items()}
+        parts, estimated = _divided([*texts.values()], new)
+        whole = "".join(texts.values())
+        parts[0] = whole[: len(whole) - len(whole.lstrip())] + parts[0]
+        parts[-1] = parts[-1].rstrip() + whole[len(whole.rstrip()) :]
+        made |= {i: escape(p, quote=False) for i, p in zip(texts, parts, strict=True)}
+        return made, estimated
+
     def not_kept(self) -> list[str]:
-        return [f"line {n}: the places of tags within it are estimates"
-                for n in dict.fromkeys(self._estimated)]  # fmt: skip
+        return _say_estimated("line", self._estimated, "tags within it")
+
+
+def _say_estimated(unit: str, numbers: Sequence[int], what: str) -> list[str]:
+    """Say of each numbered unit, once, that the places of something in it are estimates."""
+    return [
+        f"{unit} {number}: the places of {what} are estimates" for number in dict.fromkeys(numbers)
+    ]
 
 
 def _unescaped(text: str) -> str:
@@ -317,9 +344,8 @@ def _divided(texts: Sequence[str], line: str) -> tuple[list[str], bool]:
     begins = [word.start() for word in re.finditer(r"\S+", whole)]
     for word, place in zip(words, places(new, old), strict=True):
         parts[bisect_right(borders, begins[place])].append(word)  # the text in which it begins
-    return ["".join(each) for each in parts], 2 * len({*map(bare, new)} & {*map(bare, old)}) < len(
-        {*new}
-    )
+    kept = {*map(bare, new)} & {*map(bare, old)}
+    return ["".join(each) for each in parts], 2 * len(kept) < len({*new})
 
 
 def format_of(name: str, form: str | None = None) -> str:
@@ -335,4 +361,5 @@ def format_of(name: str, form: str | None = None) -> str:
 def read_file(data: bytes, name: str, form: str | None = None) -> PlainFile:
     """Return the document in a file, in the format given, or that its name says."""
     kinds = {"srt": Subtitles, "vtt": Subtitles, "docx": WordFile, "html": WebPage}
-    return kinds.get(format_of(name, form) if data else "txt", PlainFile)(data, name)
+    kind = kinds.get(format_of(name, form), PlainFile) if data else PlainFile
+    return kind(data, name)
