@@ -37,6 +37,7 @@ CONTEXT_LINES = 2  # lines shown before and after those with changes
 _WORD_OR_SIGN = re.compile(r"\s+|[^\W_]+|\W|_")
 EMOJI_JOINER = "\u200d"  # of emoji
 
+Edit = tuple[int, int, int, int]  # where words before, and words after, begin and end
 Stretches = tuple[str, str]  # of a line: a stretch of the text before and of that after
 
 
@@ -56,18 +57,13 @@ def edits(before: str, after: str) -> list[tuple[int, int, str]]:
     if before == after:
         return []
     a, b = _words_and_signs(before), _words_and_signs(after)
-    found: list[tuple[int, int, int, int]] = []
+    found: list[Edit] = []
     for tag, i1, i2, j1, j2 in opcodes(a, b):
         if tag == "equal":
             continue
         last = found[-1][1] if found else 0
-        if (i1 == i2 or j1 == j2) and i1 > last:
-            back = 1
-            while a[i1 - back].isspace() and i1 - back > last:
-                back += 1
-            i1, j1 = i1 - back, j1 - back
-        elif (i1 == i2 or j1 == j2) and i2 < len(a):
-            i2, j2 = i2 + 1, j2 + 1
+        if i1 == i2 or j1 == j2:
+            i1, i2, j1, j2 = _with_a_word(a, last, (i1, i2, j1, j2))
         if i2 - i1 > 1 and j2 - j1 > 1 and a[i2 - 1] == b[j2 - 1]:  # a space behind
             i2, j2 = i2 - 1, j2 - 1
         if found and i1 <= last:  # it has taken all that was between them
@@ -75,6 +71,19 @@ def edits(before: str, after: str) -> list[tuple[int, int, str]]:
         found.append((i1, i2, j1, j2))
     ends = [0, *accumulate(map(len, a))]
     return [(ends[i1], ends[i2], "".join(b[j1:j2])) for i1, i2, j1, j2 in found]
+
+
+def _with_a_word(words: list[str], last: int, edit: Edit) -> Edit:
+    """Return an edit with a word next to it: before it if that is behind `last`, else after it."""
+    i1, i2, j1, j2 = edit
+    if i1 > last:
+        back = 1
+        while words[i1 - back].isspace() and i1 - back > last:
+            back += 1
+        return i1 - back, i2, j1 - back, j2
+    if i2 < len(words):
+        return i1, i2 + 1, j1, j2 + 1
+    return edit
 
 
 def _words_and_signs(text: str) -> list[str]:

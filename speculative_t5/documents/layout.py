@@ -12,7 +12,12 @@ PARTING_CHARACTERS = r"\0\n-\r\x1c-\x1f\x85\u2028\u2029"
 _PARTING = re.compile(f"[{PARTING_CHARACTERS}]")
 # Numbers, e-mail addresses and links, without the punctuation behind them.
 _FACTS = re.compile(
-    r"\d(?:[\d.,:/]*\d)?|(?<![^\s<>()\"])[^\s<>()\"@]++@[^\s<>()\"]+\w|(?:https?://|www\.)\S*\w"
+    r"""
+    \d (?:[\d.,:/]*\d)?
+    | (?<![^\s<>()"]) [^\s<>()"@]++ @ [^\s<>()"]+ \w
+    | (?:https?://|www\.) \S* \w
+    """,
+    re.VERBOSE,
 )
 
 

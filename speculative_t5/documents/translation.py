@@ -34,7 +34,11 @@ SURE_OF_SOURCE = 0.9  # probability that it is the source's
 _OUTPUT_END = re.compile(r"[.!?…。！？؟।։][\"'”“’»«)\]*_]*$")
 _NUMBER = re.compile(r"\d(?:[\d.,:'’\u00a0\u202f]*\d)?")
 _ADDRESS = re.compile(
-    r"(?<![^\s<>()\"])[^\s<>()\"@]++@[^\s<>()\"]+\w|(?:https?://|www\.)[^\s<>()\"]*[\w/]"
+    r"""
+    (?<![^\s<>()"]) [^\s<>()"@]++ @ [^\s<>()"]+ \w
+    | (?:https?://|www\.) [^\s<>()"]* [\w/]
+    """,
+    re.VERBOSE,
 )
 _PLACEHOLDER = re.compile(
     r"\$?(?<!\{)\{++[^{}\s]++\}+"  # {name}, ${name}, {{name}}
@@ -65,18 +69,14 @@ class Translation:
                 (found, *_) = [*(before - after), *(after - before)]
                 return f"its output has {kind} {found!r} more or less often"
             source, output = (pattern.sub(" ", text) for text in (source, output))
-        for kind, lost in (
-            ("number", _numbers(source, output)),
-            ("name", _kept_names(source) - Counter(_LATIN.findall(output))),
-            (
-                "list marker",
-                Counter(_ENUMERATOR.findall(source)) - Counter(_ENUMERATOR.findall(output)),
-            ),
-        ):
-            if lost:
-                return f"its output lacks the {kind} {next(iter(lost))!r}"
+        if fault := _lost(source, output):
+            return fault
         if _OUTPUT_END.search(source) and output[-1:].isalpha() and " " in output:
             return "its output ends within a sentence"
+        return self._fault_of_sentences(source, output)
+
+    def _fault_of_sentences(self, source: str, output: str) -> str | None:
+        """Say whether an output is too short or long, or a sentence is missing, added or copied."""
         have, want = _letters(output), _letters(source)
         for sign, (roots, part), word in ((-1, SHORTER_BY, "short"), (1, LONGER_BY, "long")):
             if sign * (have - want) > roots * math.sqrt(want) + part * want:
@@ -120,6 +120,22 @@ def has_words(text: str) -> bool:
     for pattern in (_PLACEHOLDER, _ADDRESS):
         text = pattern.sub(" ", text)
     return any(map(str.isalpha, text))
+
+
+def _lost(source: str, output: str) -> str | None:
+    """Say which number, name or marker of a list is not in an output, if there is one."""
+    for kind, lost in (
+        ("number", _numbers(source, output)),
+        ("name", _kept_names(source) - Counter(_LATIN.findall(output))),
+        ("list marker", _enumerators(source) - _enumerators(output)),
+    ):
+        if lost:
+            return f"its output lacks the {kind} {next(iter(lost))!r}"
+    return None
+
+
+def _enumerators(text: str) -> Counter[str]:
+    return Counter(_ENUMERATOR.findall(text))
 
 
 def _numbers(source: str, output: str) -> list[str]:
