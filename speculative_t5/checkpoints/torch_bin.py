@@ -44,7 +44,7 @@ MAX_DIMENSIONS = 32  # numpy 1's limit
 MAX_SIDE = 2**31 - 1  # of a tensor in MLX
 MAX_COUNT = 2**63  # of bytes or numbers, in any file
 # Opcodes whose argument is the value that they push.
-LITERAL_OPCODES = frozenset(
+LITERAL_OPCODES = (
     "BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINSTRING "
     "SHORT_BINSTRING".split()
 )
@@ -210,59 +210,59 @@ class Machine:
             for opcode, argument, _ in islice(pickletools.genops(self._file), MAX_OPCODES):
                 if opcode.name == "STOP":
                     return self._stack.pop()
-                if opcode.name in LITERAL_OPCODES:
-                    self._stack.append(argument)
-                else:
-                    self._follow(opcode.name, argument)
+                self._follow(opcode.name, argument)
         raise Unsupported(f"it has more than {MAX_OPCODES} opcodes")
 
     def _follow(self, name: str, argument: Any) -> None:
-        stack, memo = self._stack, self._memo
-        match name:
-            case "PROTO" | "FRAME":
-                pass
-            case "MARK":
-                self._marks.append(len(stack))
-            case "NONE":
-                stack.append(None)
-            case "NEWTRUE" | "NEWFALSE":
-                stack.append(name == "NEWTRUE")
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_LIST":
-                stack.append([])
-            case "EMPTY_TUPLE":
-                stack.append(())
-            case "TUPLE":
-                stack.append(tuple(self._pop()))
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple(self._pop(int(name[-1]))))
-            case "BINGET" | "LONG_BINGET":
-                if argument not in memo:
-                    raise ValueError("its pickle recalls a value that it has not stored")
-                stack.append(memo[argument])
-            case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                memo[len(memo) if argument is None else argument] = stack[-1]
-            case "GLOBAL":
-                stack.append(_find_global(*argument.split(" ", 1)))
-            case "STACK_GLOBAL":
-                stack.append(_find_global(*self._pop(2)))
-            case "BINPERSID":
-                stack.append(self._declare(stack.pop()))
-            case "REDUCE":
-                function, arguments = self._pop(2)
-                stack.append(expect(function, FunctionType)(*expect(arguments, tuple)))
-            case "SETITEM" | "SETITEMS":
-                values = self._pop(2 if name == "SETITEM" else None)
-                _set_items(stack[-1], zip(values[::2], values[1::2], strict=True))
-            case "APPEND" | "APPENDS":
-                values = self._pop(1 if name == "APPEND" else None)
-                expect(stack[-1], list).extend(values)
-            case "BUILD":  # attributes of a state_dict, such as _metadata: dropped
-                stack.pop()
-                expect(stack[-1], dict)
-            case _:
-                raise Unsupported(f"it uses the opcode {name}, which plain weights do not need")
+        if name not in OPCODES:
+            raise Unsupported(f"it uses the opcode {name}, which plain weights do not need")
+        OPCODES[name](self, argument)
+
+    def push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def mark(self, _: Any) -> None:
+        """Note where the values begin that an opcode without a count takes."""
+        self._marks.append(len(self._stack))
+
+    def make_tuple(self, count: int | None = None) -> None:
+        """Put a tuple in the place of the last values."""
+        self.push(tuple(self._pop(count)))
+
+    def recall(self, number: int) -> None:
+        """Push a value that was stored."""
+        if number not in self._memo:
+            raise ValueError("its pickle recalls a value that it has not stored")
+        self.push(self._memo[number])
+
+    def store(self, number: int | None) -> None:
+        """Store the last value under a number, or under the next one."""
+        self._memo[len(self._memo) if number is None else number] = self._stack[-1]
+
+    def find(self, line: str | None) -> None:
+        """Push what stands for a function or a type, named by a line or by the last values."""
+        names = self._pop(2) if line is None else line.split(" ", 1)
+        self.push(_find_global(*names))
+
+    def call(self, _: Any) -> None:
+        """Put what a known function returns in the place of the function and its arguments."""
+        function, arguments = self._pop(2)
+        self.push(expect(function, FunctionType)(*expect(arguments, tuple)))
+
+    def set_items(self, count: int | None = None) -> None:
+        """Put names and values into the dictionary below them."""
+        values = self._pop(count)
+        _set_items(self._stack[-1], zip(values[::2], values[1::2], strict=True))
+
+    def extend(self, count: int | None = None) -> None:
+        """Append values to the list below them."""
+        values = self._pop(count)
+        expect(self._stack[-1], list).extend(values)
+
+    def build(self, _: Any) -> None:
+        """Drop the attributes of a state_dict, such as _metadata."""
+        self._stack.pop()
+        expect(self._stack[-1], dict)
 
     def _pop(self, count: int | None = None) -> list[Any]:
         """Pop the last values; without a count those since the last mark, and the mark."""
@@ -273,16 +273,49 @@ class Machine:
         del self._stack[start:]
         return values
 
-    def _declare(self, saved: Any) -> Storage:
+    def declare(self, _: Any) -> None:
         """Note a storage, described by its kind, type, key, device and how many numbers it has."""
-        kind, dtype, key, _device, numel, *view = expect(saved, tuple)
+        kind, dtype, key, _device, numel, *view = expect(self._stack.pop(), tuple)
         if kind != "storage" or any(part is not None for part in view) or not _is_size(numel):
             raise ValueError("its pickle describes a storage as torch never does")
         new = Storage(expect(dtype, mx.Dtype), numel)
         storage = self.storages.setdefault(expect(key, str), new)
         if (storage.dtype, storage.numel) != (dtype, numel):
             raise ValueError(f"storage {printable(key)} is declared twice")
-        return storage
+        self.push(storage)
+
+
+# What is done at each opcode, given the machine and the opcode's argument.
+OPCODES: dict[str, Callable[[Machine, Any], None]] = {
+    "PROTO": lambda machine, _: None,
+    "FRAME": lambda machine, _: None,
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    **dict.fromkeys(LITERAL_OPCODES, Machine.push),
+    "MARK": Machine.mark,
+    "TUPLE": lambda machine, _: machine.make_tuple(),
+    "TUPLE1": lambda machine, _: machine.make_tuple(1),
+    "TUPLE2": lambda machine, _: machine.make_tuple(2),
+    "TUPLE3": lambda machine, _: machine.make_tuple(3),
+    "BINGET": Machine.recall,
+    "LONG_BINGET": Machine.recall,
+    "BINPUT": Machine.store,
+    "LONG_BINPUT": Machine.store,
+    "MEMOIZE": Machine.store,
+    "GLOBAL": Machine.find,
+    "STACK_GLOBAL": Machine.find,
+    "BINPERSID": Machine.declare,
+    "REDUCE": Machine.call,
+    "SETITEM": lambda machine, _: machine.set_items(2),
+    "SETITEMS": lambda machine, _: machine.set_items(),
+    "APPEND": lambda machine, _: machine.extend(1),
+    "APPENDS": lambda machine, _: machine.extend(),
+    "BUILD": Machine.build,
+}
 
 
 def type_name(value: Any) -> str:
