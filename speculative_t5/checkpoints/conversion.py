@@ -69,69 +69,148 @@ def convert(
             out of range, or the output exists.
         OSError: If the Hub cannot be reached or the output cannot be written.
     """
-    source = ModelFolder(Path(model)) if Path(model).is_dir() else None
-    if source and revision is not None:
-        raise ValueError(
-            f"a revision is for a repository on the Hub, and {model} is a folder: "
-            "leave --revision out"
-        )
-    if source and not source.is_adapter:
-        source.model_config()  # refused here, if it is
-    wanted = Quantization(quantize, group_size) if quantize is not None else None
-    target = as_dtype(dtype)
-    named = model if adapter is None else adapter
-    read = [Path(each).resolve() for each in (model, named) if Path(each).is_dir()]
-    output = output or model_folder.new_folder(
-        model_folder.name_of_folder(read[-1]) if Path(named).is_dir() else flat_name(named)
-    )
-    options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
-    made = {"repository": model, "revision": revision, **options}
+    wanted = _Wanted(model, adapter, revision, dtype, quantize, group_size, keep_wo)
+    folder = wanted.folder()
+    quantization, target = wanted.quantization, as_dtype(dtype)
+    output = output or wanted.new_folder()
     exists = ModelFolder(output).is_converted
-    is_same = adapter is None and made.items() <= ModelFolder(output).origin.items()
-    if exists and not force and not source and is_same:
+    if exists and not force and wanted.is_made(ModelFolder(output)):
         note(f"{output} exists already, made from {model}; --force converts it again")
         return output
-    _check_apart(output, read)
+    _check_apart(output, wanted.read)
     if exists and not force:
         raise ValueError(
             f"{output} exists: use --force to replace it, or --output to name another folder"
         )
     model_folder.check_model_replaceable(output)
-    extra: dict[str, Any] = {}
-    if source is None and adapter is None:
-        source, files = look_up(model, revision)
+    source, origin = _find_source(wanted, folder, output)
+    checkpoint = _open_source(source)
+    if checkpoint.num_images:
+        note(f"left out {checkpoint.num_images} tensors for images: this package reads text only")
+    source.tokenizer()  # refused here, if it does not fit
+    config = checkpoint.config
+    if quantization:
+        config = quantized(config, quantization, keep_wo)
+    layout = new_layout(config, target or checkpoint.dtypes)
+    model_folder.write_folder(
+        output,
+        _config_json(config, source) | _own_settings(source) | origin,
+        _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress),
+        _small_files(source),
+        num_bytes=bytes_of_layout(layout),
+    )
+    return output
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """What is converted, and how: arguments of `convert`."""
+
+    model: str
+    adapter: str | None
+    revision: str | None
+    dtype: str | None
+    quantize: int | None
+    group_size: int
+    keep_wo: bool | None
+
+    @property
+    def quantization(self) -> Quantization | None:
+        return None if self.quantize is None else Quantization(self.quantize, self.group_size)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What decides how the weights are stored."""
+        return {
+            "dtype": self.dtype,
+            "quantize": self.quantize,
+            "group_size": self.group_size,
+            "keep_wo": self.keep_wo,
+        }
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a folder made from a repository notes of that."""
+        return {"repository": self.model, "revision": self.revision, **self.options}
+
+    @property
+    def named(self) -> str:
+        """What the new model is named after."""
+        return self.model if self.adapter is None else self.adapter
+
+    @property
+    def read(self) -> list[Path]:
+        """The folders that are read, of those given by their paths; that of an adapter is last."""
+        return [Path(each).resolve() for each in (self.model, self.named) if Path(each).is_dir()]
+
+    def folder(self) -> ModelFolder | None:
+        """Return the folder of the model, if it is one and not a repository.
+
+        Raises:
+            ValueError: If it is neither a model nor an adapter, or a revision of it is asked for.
+        """
+        if not Path(self.model).is_dir():
+            return None
+        folder = ModelFolder(Path(self.model))
+        if self.revision is not None:
+            raise ValueError(
+                f"a revision is for a repository on the Hub, and {self.model} is a folder: "
+                "leave --revision out"
+            )
+        if not folder.is_adapter:
+            folder.model_config()  # refused here, if it is
+        return folder
+
+    def new_folder(self) -> Path:
+        """Return where the model is written by default."""
+        if Path(self.named).is_dir():
+            return model_folder.new_folder(model_folder.name_of_folder(self.read[-1]))
+        return model_folder.new_folder(flat_name(self.named))
+
+    def is_made(self, found: ModelFolder) -> bool:
+        """Whether a folder was made from the same repository with the same options."""
+        is_repository = self.adapter is None and not Path(self.model).is_dir()
+        return is_repository and self.origin.items() <= found.origin.items()
+
+
+def _find_source(
+    wanted: _Wanted, folder: ModelFolder | None, output: Path
+) -> tuple[ModelFolder, dict[str, Any]]:
+    """Return the folder to read, downloaded if need be, and what is noted of where it is from."""
+    source, origin = folder, dict[str, Any]()
+    if source is None and wanted.adapter is None:
+        source, files = look_up(wanted.model, wanted.revision)
         if not source.is_adapter:
-            if wanted:  # refused, if it is, before the download
-                quantized(source.model_config(), wanted)
-            download(model, source, files)
-            extra["converted_from"] = made | {"commit": source.path.name}
-    if source is None or source.is_adapter or adapter is not None:
-        if revision is not None:
-            raise ValueError("a revision does not go with an adapter: leave --revision out")
-        source = locate(resolved(model), resolved(adapter) if adapter is not None else None)
-        assert source.adapter is not None
-        _check_apart(output, [source.path.resolve(), source.adapter.path.resolve()])
-        merged = {"base": short_name(source.path), "adapter": short_name(source.adapter.path)}
-        extra["converted_from"] = merged | options
+            if wanted.quantization:  # refused, if it is, before the download
+                quantized(source.model_config(), wanted.quantization)
+            download(wanted.model, source, files)
+            origin = {"converted_from": wanted.origin | {"commit": source.path.name}}
+    if source is not None and not source.is_adapter and wanted.adapter is None:
+        return source, origin
+    return _find_merged(wanted, output)
+
+
+def _find_merged(wanted: _Wanted, output: Path) -> tuple[ModelFolder, dict[str, Any]]:
+    """Return the folder of a model with its adapter, and what is noted of the two."""
+    if wanted.revision is not None:
+        raise ValueError("a revision does not go with an adapter: leave --revision out")
+    adapter = None if wanted.adapter is None else resolved(wanted.adapter)
+    source = locate(resolved(wanted.model), adapter)
+    assert source.adapter is not None
+    _check_apart(output, [source.path.resolve(), source.adapter.path.resolve()])
+    names = {"base": short_name(source.path), "adapter": short_name(source.adapter.path)}
+    return source, {"converted_from": names | wanted.options}
+
+
+def _open_source(source: ModelFolder) -> Checkpoint:
+    """Open a checkpoint to convert; refuse one that is quantized."""
     checkpoint = open_checkpoint(source)
     if checkpoint.config.quantization:
         raise ValueError(
             f"{source.path} is quantized already, to {checkpoint.config.quantization}: "
             "convert what it was made from"
         )
-    if checkpoint.num_images:
-        note(f"left out {checkpoint.num_images} tensors for images: this package reads text only")
-    source.tokenizer()  # refused here, if it does not fit
-    config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
-    layout = new_layout(config, target or checkpoint.dtypes)
-    model_folder.write_folder(
-        output,
-        _config_json(config, source) | _own_settings(source) | extra,
-        _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress),
-        _small_files(source),
-        num_bytes=bytes_of_layout(layout),
-    )
-    return output
+    return checkpoint
 
 
 def _small_files(source: ModelFolder) -> list[Path]:
