@@ -23,9 +23,11 @@ SAVE_ADAPTER_AGAIN = "download or save the adapter again"
 MOST_ALPHA = 10**6
 MAX_BASE_NAME = 255  # characters of a base's name or path
 # Settings by which an adapter computes something else than what is merged here.
-UNMERGEABLE = ("alora_invocation_tokens", "alpha_pattern", "arrow_config", "kasa_config",
-               "layer_replication", "lora_bias", "monteclora_config", "target_parameters",
-               "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config")  # fmt: skip
+UNMERGEABLE = (
+    "alora_invocation_tokens alpha_pattern arrow_config kasa_config layer_replication lora_bias "
+    "monteclora_config target_parameters trainable_token_indices use_bdlora use_qalora "
+    "velora_config"
+).split()
 # Beginnings that moved a part of the base's weights into the adapter.
 TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
 EMBEDDING_A, EMBEDDING_B, MAGNITUDES = (

@@ -42,8 +42,12 @@ CHECKOUT_FOLDER = (
     PACKAGE_FOLDER.parent if (PACKAGE_FOLDER.parent / "convert.py").is_file() else None
 )
 # Names of a Hugging Face checkpoint's weights, in order of preference.
-WEIGHTS_FILES = ("model.safetensors", "model.safetensors.index.json",
-           "pytorch_model.bin", "pytorch_model.bin.index.json")  # fmt: skip
+WEIGHTS_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 # What PEFT saves of a model whose vocabulary was enlarged.

@@ -202,6 +202,30 @@ def infer_config(
     Old configs say relu for gated-gelu, and so on. Tensors do not show whether the decoder's output
     is scaled: that stays as configured. Different embeddings of encoder and decoder are refused.
     """
+    kept = _with_one_embedding(config, tensors)
+    gated = any(name.endswith("DenseReluDense.wi_0.weight") for name in kept)
+    activation = config.activation
+    if gated and not config.gated and activation in ("relu", "gelu"):
+        activation = "gelu_new"
+    own_bias = re.compile(
+        r"\w+\.block\.1\.layer\.0\.SelfAttention\.relative_attention_bias\.weight"
+    )
+    corrected = dataclasses.replace(
+        config,
+        gated=gated,
+        activation=activation,
+        own_head=T5_HEAD in kept,
+        num_layers=_depth(kept, "encoder") or config.num_layers,
+        num_decoder_layers=_depth(kept, "decoder") or config.num_decoder_layers,
+        bias_per_layer=any(own_bias.fullmatch(name) for name in kept),
+    )
+    return corrected, kept
+
+
+def _with_one_embedding(
+    config: T5Config, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Leave out what repeats the embedding, a head as well, and call that by its first name."""
     kept = {name: tensor for name, tensor in tensors.items() if name != UNUSED_BIAS}
     embeddings = [name for name in T5_EMBEDDINGS if name in kept]
     for name in embeddings[1:]:
@@ -224,23 +248,7 @@ def infer_config(
         kept[T5_EMBEDDINGS[0]] = kept.pop(embeddings[0])
         if T5_HEAD in kept and _equal(kept[T5_EMBEDDINGS[0]], kept[T5_HEAD]):
             del kept[T5_HEAD]
-    gated = any(name.endswith("DenseReluDense.wi_0.weight") for name in kept)
-    activation = config.activation
-    if gated and not config.gated and activation in ("relu", "gelu"):
-        activation = "gelu_new"
-    own_bias = re.compile(
-        r"\w+\.block\.1\.layer\.0\.SelfAttention\.relative_attention_bias\.weight"
-    )
-    corrected = dataclasses.replace(
-        config,
-        gated=gated,
-        activation=activation,
-        own_head=T5_HEAD in kept,
-        num_layers=_depth(kept, "encoder") or config.num_layers,
-        num_decoder_layers=_depth(kept, "decoder") or config.num_decoder_layers,
-        bias_per_layer=any(own_bias.fullmatch(name) for name in kept),
-    )
-    return corrected, kept
+    return kept
 
 
 def _equal(a: StoredTensor, b: StoredTensor) -> bool:

@@ -15,8 +15,10 @@ from .model_folder import ModelFolder, write_folder
 
 SHARED_PARTS = ["encoder", "embedding", "head"]
 OPTIONAL_SIZES = {
-    "draft_vocab": models.MAX_SIZE, "block": models.MOST_BLOCK, "d_model": models.MAX_SIZE
-}  # fmt: skip
+    "draft_vocab": models.MAX_SIZE,
+    "block": models.MOST_BLOCK,
+    "d_model": models.MAX_SIZE,
+}
 DISTILL_AGAIN = "copy or distill the draft again"
 
 

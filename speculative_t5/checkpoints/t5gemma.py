@@ -10,8 +10,12 @@ from .tensors import Sources, StoredTensor
 T = TypeVar("T")
 
 # Of images and their place in a text, which this package does not read.
-IMAGE_TENSORS = ("encoder.vision_tower.", "encoder.multi_modal_projector.",
-          "encoder.embed_tokens.eoi_embedding", "decoder.embed_tokens.eoi_embedding")  # fmt: skip
+IMAGE_TENSORS = (
+    "encoder.vision_tower.",
+    "encoder.multi_modal_projector.",
+    "encoder.embed_tokens.eoi_embedding",
+    "decoder.embed_tokens.eoi_embedding",
+)
 T5GEMMA_HEAD = "lm_head.out_proj.weight"
 T5GEMMA_EMBEDDINGS = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 NORM_NAMES = {  # ours and theirs, of parts of a layer

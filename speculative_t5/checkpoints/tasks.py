@@ -23,19 +23,36 @@ SAME_OPTIONS = (
     "decoder_start_token_id",
     "num_return_sequences",
 )
-RENAMED_OPTIONS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
-           "bad_words_ids": "bad_words", "stop_strings": "stop"}  # fmt: skip
+RENAMED_OPTIONS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "bad_words_ids": "bad_words",
+    "stop_strings": "stop",
+}
 START_ID, OTHER_IDS = "decoder_start_token_id", ("eos_token_id", "pad_token_id")
 # These change outputs in ways that are not offered here, unless they have such a value.
 HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
-    "num_beam_groups": (1,), "diversity_penalty": (0,), "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,), "exponential_decay_length_penalty": (), "min_p": (0,),
-    "forced_eos_token_id": (), "typical_p": (1,),
-    "penalty_alpha": (0,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "constraints": (),
-    "guidance_scale": (1,), "sequence_bias": (), "force_words_ids": (), "top_h": (),
-    "forced_decoder_ids": (), "renormalize_logits": (), "dola_layers": (),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "exponential_decay_length_penalty": (),
+    "min_p": (0,),
+    "forced_eos_token_id": (),
+    "typical_p": (1,),
+    "penalty_alpha": (0,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "constraints": (),
+    "guidance_scale": (1,),
+    "sequence_bias": (),
+    "force_words_ids": (),
+    "top_h": (),
+    "forced_decoder_ids": (),
+    "renormalize_logits": (),
+    "dola_layers": (),
     "watermarking_config": (),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
