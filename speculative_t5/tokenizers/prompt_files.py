@@ -145,43 +145,62 @@ def _read_line(raw: bytes, form: Format, names: FieldNames, found: dict[str, Any
 
 
 def _read_json(text: str, names: FieldNames, found: dict[str, Any]) -> None:
+    """Put the fields of a record into the attributes of its `Line`."""
     field, completion, id_field = names
-    try:
-        record = parse_json(text)
-    except (ValueError, RecursionError) as error:
-        fault = first_line(error)
-        if isinstance(error, json.JSONDecodeError):
-            fault = f"{error.msg.rstrip(': ').removesuffix(' at')} at character {error.pos + 1}"
-        raise ValueError(f"not JSON: {fault}; {ONE_OBJECT}") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"not a JSON object but {_kind(record)}; {ONE_OBJECT}")
-    if _is_deeper(record, MAX_DEPTH):
-        raise ValueError(f"nested more than {MAX_DEPTH} deep: leave out what is")
+    record = _parse_record(text)
     moved = (field,) if id_field else (field, "id")
     found["columns"] = {key: value for key, value in record.items() if key not in moved}
-    own = record.get(key := id_field or "id")
-    if own is not None or id_field:
-        if type(own) is not int and _kind(own) != A_STRING:
-            kind = _kind(own) if key in record else "missing"
-            raise ValueError(f"{key!r} is {kind}, expected a string or an integer")
+    own = _own_id(record, id_field)
+    if own is not None:
         found["id"] = own
     if field not in record:
         there = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
         raise ValueError(
             f"no field {field!r} (found: {there}): give the prompt's field with --prompt-field"
         )
-    for name in (field, completion):
-        value = record.get(name)
-        if name == completion and value is None:
-            continue
-        if (kind := _kind(value)) == HALF_OF_PAIR:
-            raise ValueError(f"{name!r} holds {HALF_OF_PAIR}, expected text")
-        if kind != A_STRING:
-            raise ValueError(f"{name!r} is {kind}, expected a string")
-        _refuse_nul(repr(name), str(value))
-    found |= {"prompt": record[field], "completion": record.get(completion)}
+    _check_text(field, record[field])
+    output = None
+    if completion is not None and (output := record.get(completion)) is not None:
+        _check_text(completion, output)
+    found |= {"prompt": record[field], "completion": output}
     if not record[field].strip():
         raise ValueError(f"{field!r} is empty, expected a prompt")
+
+
+def _parse_record(text: str) -> dict[str, Any]:
+    """Parse a line of JSON Lines; refuse what is no object, or nested deeply."""
+    try:
+        record = parse_json(text)
+    except json.JSONDecodeError as error:
+        fault = f"{error.msg.rstrip(': ').removesuffix(' at')} at character {error.pos + 1}"
+        raise ValueError(f"not JSON: {fault}; {ONE_OBJECT}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {first_line(error)}; {ONE_OBJECT}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"not a JSON object but {_kind(record)}; {ONE_OBJECT}")
+    if _is_deeper(record, MAX_DEPTH):
+        raise ValueError(f"nested more than {MAX_DEPTH} deep: leave out what is")
+    return record
+
+
+def _own_id(record: Mapping[str, Any], id_field: str | None) -> str | int | None:
+    """Return a record's id; None if it has none, and need not have one."""
+    own = record.get(key := id_field or "id")
+    if own is None and not id_field:
+        return None
+    if type(own) is int or (isinstance(own, str) and _kind(own) == A_STRING):
+        return own
+    kind = _kind(own) if key in record else "missing"
+    raise ValueError(f"{key!r} is {kind}, expected a string or an integer")
+
+
+def _check_text(name: str, value: object) -> None:
+    """Refuse a field that is no text."""
+    if (kind := _kind(value)) == HALF_OF_PAIR:
+        raise ValueError(f"{name!r} holds {HALF_OF_PAIR}, expected text")
+    if kind != A_STRING:
+        raise ValueError(f"{name!r} is {kind}, expected a string")
+    _refuse_nul(repr(name), str(value))
 
 
 def _refuse_nul(name: str, text: str) -> None:
