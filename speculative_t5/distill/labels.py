@@ -54,22 +54,7 @@ def label(
     decoder = SpeculativeDecoder(target, max_source_length=max(longest, 2))
     options = GenerationOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
     check_integer("batch_size", batch_size, 1)
-
-    def outputs(part: Mapping[int, Example]) -> Iterator[tuple[int, list[int]]]:
-        """Yield index and output of each example of a part, EOS included, as they end."""
-        wanted = []
-        for index, example in part.items():
-            if example.completion is None:
-                wanted.append((index, example.prompt))
-            else:
-                yield index, example.completion
-        # Rows of similar length pad less; the order within a chunk is the same in a resumed run.
-        for done in decoder.engine.rounds(in_order_of_length(wanted, chunk), options, batch_size):
-            if done.finish_reason:
-                end = [] if done.end_id is None else [done.end_id]
-                yield done.index, done.output + end
-
-    list(outputs({}))  # checks the options before the file is made
+    decoder.engine.check(options)  # refused, if they are, before the file is made
     with LineFile(path) as file:
         labels = _whole_chunks(file, path, examples, chunk)
         tokens = sum(len(known.tokens) for known in labels)
@@ -78,7 +63,7 @@ def label(
             first = len(labels)
             part = dict(enumerate(examples[first : first + chunk], first))
             found: dict[int, list[int]] = {}
-            for index, output in outputs(part):
+            for index, output in _outputs(decoder, part, options, batch_size):
                 found[index] = output
                 tokens += len(output)
                 progress(first + len(found), tokens)
@@ -86,6 +71,26 @@ def label(
             file.append_bytes(b"".join(json_line(vars(each)) for each in new), sync=True)
             labels += new
         return labels
+
+
+def _outputs(
+    decoder: SpeculativeDecoder,
+    part: Mapping[int, Example],
+    options: GenerationOptions,
+    batch_size: int,
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield index and output of each example of a chunk, EOS included, as they end."""
+    wanted = []
+    for index, example in part.items():
+        if example.completion is None:
+            wanted.append((index, example.prompt))
+        else:
+            yield index, example.completion
+    # Rows of similar length pad less; the order within a chunk is the same in a resumed run.
+    for done in decoder.engine.rounds(in_order_of_length(wanted, len(part)), options, batch_size):
+        if done.finish_reason:
+            end = [] if done.end_id is None else [done.end_id]
+            yield done.index, done.output + end
 
 
 def _whole_chunks(

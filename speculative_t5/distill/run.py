@@ -171,17 +171,22 @@ class RunFolder:
             if not path.exists():
                 self.write(STATE_FILE, asdict(_State(settings)))
             state = _read_state(path)
-            for name, value in settings.items():
-                if state.settings.get(name) != value:
-                    before = DIGESTED.get(name) or _as_option(name, state.settings.get(name))
-                    now = (
-                        "" if name in DIGESTED else f", and this one has {_as_option(name, value)}"
-                    )
-                    raise ValueError(
-                        f"the run in {self.path} was started with {before}{now}: "
-                        "use the same to resume it, or delete the folder to start over"
-                    )
+            self._check_settings(state.settings, settings)
             yield state
+
+    def _check_settings(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """Refuse settings other than those that the run was started with."""
+        for name, value in new.items():
+            if old.get(name) == value:
+                continue
+            before, now = DIGESTED.get(name), ""
+            if before is None:
+                before = _as_option(name, old.get(name))
+                now = f", and this one has {_as_option(name, value)}"
+            raise ValueError(
+                f"the run in {self.path} was started with {before}{now}: "
+                "use the same to resume it, or delete the folder to start over"
+            )
 
     def write(self, name: str, value: Any) -> None:
         """Write a JSON file, whole or not at all."""
@@ -279,10 +284,17 @@ class _DistillRun:
             self.report(StageProgress(stage, done, round(total), tokens))
 
         labels = label(
-            self.task.target, examples, self.folder.path / f"{split}.jsonl",
-            max_tokens=options.max_tokens, seed=options.seed, batch_size=options.label_batch,
-            temperature=temperature, chunk=chunk, enough=enough, progress=progress,
-        )  # fmt: skip
+            self.task.target,
+            examples,
+            self.folder.path / f"{split}.jsonl",
+            max_tokens=options.max_tokens,
+            temperature=temperature,
+            seed=options.seed,
+            batch_size=options.label_batch,
+            chunk=chunk,
+            enough=enough,
+            progress=progress,
+        )
         tokens = sum(len(each.tokens) for each in labels)
         self.report(StageProgress(stage, len(labels), len(labels), tokens))
         labelled[split] = len(labels)
@@ -298,8 +310,7 @@ class _DistillRun:
             training.restore(path)
         # Steps after the saved one are taken again.
         losses = state.losses = state.losses[: training.step_number]
-        history = [each for each in state.history if each["step"] <= training.step_number]
-        state.history = history
+        state.history = [each for each in state.history if each["step"] <= training.step_number]
         saved, checked = perf_counter(), -math.inf
         while (done := self._trained(training.step_number)) < 1:
             losses.append(training.step(done))
@@ -315,14 +326,7 @@ class _DistillRun:
                 is_time &= perf_counter() - checked > self._check_took / CHECK_SHARE
             if done >= 1 or is_time:
                 checked = perf_counter()
-                found = agreement(draft, valid, options.batch_tokens)
-                self._check_took = perf_counter() - checked
-                tokens = found.tokens_per_pass(CHECK_DRAFT)
-                since = losses[history[-1]["step"] if history else 0 :]
-                history.append({
-                    "step": step, "loss": sum(since) / len(since), "tokens_per_pass": tokens,
-                    "agreement": found.rate,
-                })  # fmt: skip
+                tokens = self._check(draft, valid, step)
             total = round(step / min(done, 1.0))
             self.report(
                 StageProgress("training", step, total, loss=losses[-1], tokens_per_pass=tokens)
@@ -332,6 +336,23 @@ class _DistillRun:
                 self.save()
                 training.save(path)
                 saved = perf_counter()
+
+    def _check(self, draft: SharingDraft, valid: Sequence[Label], step: int) -> float:
+        """Note in the history how good the draft is after a step; return its tokens per pass."""
+        began, state = perf_counter(), self.state
+        found = agreement(draft, valid, self.options.batch_tokens)
+        self._check_took = perf_counter() - began
+        tokens = found.tokens_per_pass(CHECK_DRAFT)
+        since = state.losses[state.history[-1]["step"] if state.history else 0 :]
+        state.history.append(
+            {
+                "step": step,
+                "loss": sum(since) / len(since),
+                "tokens_per_pass": tokens,
+                "agreement": found.rate,
+            }
+        )
+        return tokens
 
     def _trained(self, steps: int) -> float:
         """Return the share of the training that is done after some steps; 1 ends it."""
@@ -354,11 +375,16 @@ class _DistillRun:
         made = {"steps": len(state.losses), "labels": done["train"], "held_out": done["valid"]}
         made_by = {k: v for k, v in (state.settings | made).items() if v is not None}
         judgement = judge(
-            task, draft, output.name, [each.prompt for each in valid], found,
-            made_by=made_by, max_tokens=options.max_tokens,
+            task,
+            draft,
+            output.name,
+            [each.prompt for each in valid],
+            found,
+            max_tokens=options.max_tokens,
             max_seconds=MAX_JUDGING if options.minutes is None else self.left(),
+            made_by=made_by,
             progress=lambda done, total: self.report(StageProgress("judging", done, total)),
-        )  # fmt: skip
+        )
         folder.write("judgement.json", judgement.to_json())
         folder.write("history.json", state.history)
         (folder.path / "README.md").write_text(judgement.as_markdown(), encoding="utf-8")
