@@ -1,10 +1,11 @@
 """Prompts on their way to the model: what they may be, and how long."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.tokenizers import ByteTokenizer, PromptEncoder
+from speculative_t5.tokenizers import ByteTokenizer, PromptEncoder, PromptTooLong
 from speculative_t5.tokenizers.prompts import keep_beginning
 
 import numpy as np
@@ -74,6 +75,18 @@ def test_a_text_that_cannot_fit_is_not_even_tokenized(monkeypatch: pytest.Monkey
     found = f"the prompt has {most + 1} characters, and 512 tokens is all"
     with refused("truncate to cut it", found):
         decoder().fit("x" * (most + 1))
+
+
+def test_what_is_too_long_is_told_apart_from_what_to_do() -> None:
+    with pytest.raises(PromptTooLong) as refusal:
+        decoder(max_source_length=8).generate("one: two: three")
+    refusal.value.put_before("at index 3, ")
+    for error in (refusal.value, pickle.loads(pickle.dumps(refusal.value))):
+        found = (
+            "at index 3, the prompt has 16 tokens, more than the 8 that max_source_length allows"
+        )
+        assert error.found == found
+        assert str(error).startswith(f"{found}: use rewrite to split it, truncate to cut it")
 
 
 def test_cutting_keeps_the_part_that_matters_most() -> None:

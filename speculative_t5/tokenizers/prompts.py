@@ -22,11 +22,22 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class PromptTooLong(OptionError):
-    """A prompt has more tokens than the model reads; `found` says so without any advice."""
+    """A prompt has more tokens than the model reads: what was found, and what to do."""
+
+    def __init__(self, found: str, advice: str) -> None:
+        super().__init__(f"{found}: {advice}")
+        self._found, self._advice = found, advice
+        self.args = (found, advice)  # from which a copy in another process is made
+
+    def put_before(self, place: str) -> None:
+        super().put_before(place)
+        self._found = place + self._found
+        self.args = (self._found, self._advice)
 
     @property
     def found(self) -> str:
-        return str(self).rpartition(": ")[0]
+        """The message without the advice, for callers who have their own."""
+        return OptionError(self._found).spelled()
 
 
 @dataclass(frozen=True)
@@ -174,7 +185,7 @@ class PromptEncoder:
                 "use {rewrite} to split it, {truncate} to cut it, or {max_source_length} to allow "
                 "more"
             )
-        return PromptTooLong(f"{found} {limit}: {advice}")
+        return PromptTooLong(f"{found} {limit}", advice)
 
     def _text_ids(self, prompt: str) -> list[int]:
         if not prompt.strip():
