@@ -72,9 +72,12 @@ def make_app(models: Models, settings: Settings) -> Starlette:
     ]
     if origins:  # before the keys, which browsers do not send when they ask whether they may
         cors = Middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"],
-            allow_headers=["*"], expose_headers=["Retry-After"],
-        )  # fmt: skip
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )
         middleware.append(cors)
     if settings.api_keys:
         check = partial(check_key, keys=settings.api_keys, others=TEXTS)
@@ -125,18 +128,25 @@ class Endpoints(Collector):
         self._whole_request = timed(
             f"{METRIC_PREFIX}request_seconds", "From a request to the end of its outputs."
         )
+        outputs = [
+            Route(path, partial(self._generate, kind), methods=["POST"])
+            for path, kind in ANSWER_OF_PATH.items()
+        ]
+        whole_texts = [
+            Route(path, partial(texts.answer, path), methods=route.methods)
+            for path, route in TEXTS.items()
+        ]
+        languages = [Route(path, partial(texts.languages, path)) for path in LANGUAGES]
         self.routes = [
-            *(Route(path, partial(self._generate, kind), methods=["POST"])
-              for path, kind in ANSWER_OF_PATH.items()),
-            *(Route(path, partial(texts.answer, path), methods=route.methods)
-              for path, route in TEXTS.items()),
-            *(Route(path, partial(texts.languages, path)) for path in LANGUAGES),
+            *outputs,
+            *whole_texts,
+            *languages,
             Route(MODELS_PATH, self._all_models),
             Route(MODELS_PATH + "/{model:path}", self._one_model),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
             Route("/", self._page),
-        ]  # fmt: skip
+        ]
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that are figures of the services."""
@@ -207,9 +217,13 @@ class Endpoints(Collector):
             return partial(self._answer, answer, stack.pop_all())
 
     async def _answer(
-        self, answer: Completion, stack: contextlib.AsyncExitStack,
-        scope: Scope, receive: Receive, send: Send,
-    ) -> None:  # fmt: skip
+        self,
+        answer: Completion,
+        stack: contextlib.AsyncExitStack,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Send an answer, whole or as a stream; its call ends with it or with its client."""
         self._began[answer.call] = time.monotonic()
         try:
@@ -271,9 +285,11 @@ KNOWN_PATHS = (*ANSWER_OF_PATH, *TEXTS, *LANGUAGES, MODELS_PATH, "/health", "/me
 def counted(app: ASGIApp, registry: prometheus.CollectorRegistry) -> ASGIApp:
     """Count responses by endpoint and status, those of the guards included."""
     answered = prometheus.Counter(
-        f"{METRIC_PREFIX}requests", "Requests that were answered.", ["endpoint", "status"],
+        f"{METRIC_PREFIX}requests",
+        "Requests that were answered.",
+        ["endpoint", "status"],
         registry=registry,
-    )  # fmt: skip
+    )
 
     async def count(scope: Scope, receive: Receive, send: Send) -> None:
         status = 500

@@ -27,9 +27,8 @@ from uvicorn.server import ServerState
 from .requests import Refused
 
 WANTED_FILES = 8192  # to allow this process, if its hard limit is not lower
-RESERVED_FILES = (
-    80  # files that are no connections that `Gate` has let in; a quarter of all, if that is more
-)
+# Files that are no connections that `Gate` has let in; a quarter of all, if that is more.
+RESERVED_FILES = 80
 MIN_CONNECTIONS = 16  # connections, however few files there may be
 MAX_LINGERING = 16  # refused connections that may stay until their client has sent its request
 LINGER_SECONDS = 1.0  # for which they may

@@ -24,9 +24,13 @@ from .texts import Partly, Remote, detected, ignore
 CONTEXT_AROUND = 40  # characters of a match's context on each side
 # Editors check only texts whose language and region are listed. Others have their main region.
 LISTED_REGIONS = {
-    "en": "US GB AU CA IE IN NZ ZA", "de": "DE AT CH", "fr": "FR BE CA CH", "es": "ES AR MX",
-    "pt": "PT BR", "nl": "NL BE",
-}  # fmt: skip
+    "en": "US GB AU CA IE IN NZ ZA",
+    "de": "DE AT CH",
+    "fr": "FR BE CA CH",
+    "es": "ES AR MX",
+    "pt": "PT BR",
+    "nl": "NL BE",
+}
 SOFTWARE_NAME = {"name": "speculative_t5", "version": __version__, "apiVersion": 1}
 
 
@@ -40,9 +44,12 @@ class EditRule:
     issue: str = "grammar"
 
     def as_json(self) -> dict[str, Any]:
-        category = {"id": self.category, "name": self.category.capitalize()}
-        return {"id": f"T5_{self.kind}", "description": self.message, "issueType": self.issue,
-                "category": category}  # fmt: skip
+        return {
+            "id": f"T5_{self.kind}",
+            "description": self.message,
+            "issueType": self.issue,
+            "category": {"id": self.category, "name": self.category.capitalize()},
+        }
 
 
 SPACES_RULE = EditRule("SPACES", "The spaces may be wrong here.", "TYPOGRAPHY", "whitespace")
@@ -139,10 +146,8 @@ def _matches(
         is_text = first >= 0 and [*places[start:end]] == [*range(first, last)]
         if not (is_text and is_wanted(rule)):  # or it would change markup
             continue
-        before, behind = (
-            given[max(0, first - CONTEXT_AROUND) : first],
-            given[last : last + CONTEXT_AROUND],
-        )
+        before = given[max(0, first - CONTEXT_AROUND) : first]
+        behind = given[last : last + CONTEXT_AROUND]
         context = "".join((before, given[first:last], behind))
         yield {
             "message": message,

@@ -146,8 +146,10 @@ def languages_translated(tokenizer: Any) -> list[dict[str, Any]]:
         for each in [source] if source else targets:
             if each != target:
                 found.setdefault(each, []).append(target)
-    return [{"code": source, "name": language_name(source), "targets": sorted(into)}
-            for source, into in sorted(found.items())]  # fmt: skip
+    return [
+        {"code": source, "name": language_name(source), "targets": sorted(into)}
+        for source, into in sorted(found.items())
+    ]
 
 
 def detect(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) -> list[dict[str, Any]]:

@@ -312,9 +312,11 @@ class Models:
         if name not in self.models:
             names = " or ".join(map(shown, self.models))
             raise Refused(
-                404, f"there is no model {shown(name)} here: use {names}, or leave model out",
-                param="model", code="model_not_found",
-            )  # fmt: skip
+                404,
+                f"there is no model {shown(name)} here: use {names}, or leave model out",
+                param="model",
+                code="model_not_found",
+            )
         return self.models[name]
 
     # Of all services together, as a single one has them:

@@ -29,36 +29,53 @@ CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SAMPLED = GenerationOptions(temperature=1.0)  # with which each other option goes
 # Fields that would change the output and cannot, with the values that switch them off.
 SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
-    "echo": (False,), "prompt_logprobs": (False,), "ignore_eos": (False,),
-    "use_beam_search": (False,), "early_stopping": (False,), "scores": (False,),
-    "presence_penalty": (0,), "frequency_penalty": (0,), "min_p": (0,),
-    "best_of": (1,), "num_beams": (1,), "length_penalty": (1,), "tools": ([],), "functions": ([],),
-    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "suffix": ("",),
-    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "audio": (),
-    "web_search_options": (), "response_format": ({"type": "text"},), "structured_outputs": ({},),
+    "echo": (False,),
+    "prompt_logprobs": (False,),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "scores": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "min_p": (0,),
+    "best_of": (1,),
+    "num_beams": (1,),
+    "length_penalty": (1,),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "suffix": ("",),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "audio": (),
+    "web_search_options": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
     "modalities": (["text"],),
-}  # fmt: skip
+}
 OTHER_FIELDS = (
-    "model", "models", "prompt", "messages", "stream", "stream_options", "speculative_t5", "user",
-    "logprobs", "top_logprobs",
-)  # fmt: skip
+    "model models prompt messages stream stream_options speculative_t5 user logprobs top_logprobs"
+).split()
 # Fields with the options that they set. In chats max_completion_tokens overrides max_tokens.
 NOT_SET = ("max_new_tokens", "num_return_sequences", "logits_processors", *SWITCHED_OFF)
 OPTION_OF_FIELD = {
-    **{each.name: each.name for each in dataclass_fields(GenerationOptions)
-       if each.name not in NOT_SET},
-    "max_completion_tokens": "max_tokens",
-    "n": "num_return_sequences",
-}  # fmt: skip
-FIELD_OF_OPTION = {
-    "to": "target",
-    "from_": "source",
-}  # of texts to translate, by the options that they set
+    each.name: each.name for each in dataclass_fields(GenerationOptions) if each.name not in NOT_SET
+} | {"max_completion_tokens": "max_tokens", "n": "num_return_sequences"}
+# Those of texts to translate, by the options that they set.
+FIELD_OF_OPTION = {"to": "target", "from_": "source"}
 # Bounds on what decoding works through at every token, where other requests would wait for it.
 MOST_ENTRIES = {
-    "stop": 16, "bad_words": 100, "logit_bias": 1_000, "suppress_tokens": 10_000,
-    "stop_token_ids": 10_000, "forced_tokens": 10_000, "begin_suppress_tokens": 10_000,
-}  # fmt: skip
+    "stop": 16,
+    "bad_words": 100,
+    "logit_bias": 1_000,
+    "suppress_tokens": 10_000,
+    "stop_token_ids": 10_000,
+    "forced_tokens": 10_000,
+    "begin_suppress_tokens": 10_000,
+}
 MAX_ENTRY_LENGTH = 500  # characters of a stop or a bad word, or ids of a bad word
 EXPECTED_PROMPTS = "text, a list of texts, a list of ids or a list of lists of ids"
 EXPECTED_CONTENT = "text or a list of parts of text"
@@ -156,10 +173,10 @@ def parse_options(
     if changes.get("temperature", defaults.temperature) == 0:
         count = changes.setdefault("num_return_sequences", 1)  # the server's own is for sampling
         if count > 1:
-            raise Refused(
-                400, f"n is {count}, and greedy decoding has only one output: give a temperature "
-                "above 0", param="n",
-            )  # fmt: skip
+            wrong = (
+                f"n is {count}, and greedy decoding has only one output: give a temperature above 0"
+            )
+            raise Refused(400, wrong, param="n")
     return replace(defaults, **changes)
 
 
@@ -171,9 +188,7 @@ def is_integer(found: object, number: int) -> bool:
 def check_name(name: str, value: Any) -> None:
     """Refuse a field that would change the output and cannot, or whose name is misspelt."""
     if name in SWITCHED_OFF:
-        # In JSON, false is no 0.
-        if any(value == off and isinstance(value, bool) == isinstance(off, bool)
-               for off in SWITCHED_OFF[name]):  # fmt: skip
+        if any(_is_same(value, off) for off in SWITCHED_OFF[name]):
             return
         wrong = f"{name} is {as_json(value)}, which this server does not do: leave it out"
         raise Refused(400, wrong, param=name)
@@ -182,6 +197,11 @@ def check_name(name: str, value: Any) -> None:
         return
     if near := difflib.get_close_matches(name, known, 1, cutoff=0.85):
         raise Refused(400, f"there is no field {shown(name)}: write {near[0]} if you meant that")
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether two values of JSON are the same: false is no 0 there."""
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
 def parse_option(name: str, found: Any, most_tokens: int) -> Any:
@@ -305,9 +325,10 @@ def last_of_user(messages: list[dict[str, str]]) -> str:
         if message["role"] == "user":
             return message["content"]
     raise Refused(
-        400, "messages has none with the role user, which is all that the model reads: give one",
+        400,
+        "messages has none with the role user, which is all that the model reads: give one",
         param="messages",
-    )  # fmt: skip
+    )
 
 
 def _message(name: str, found: object) -> dict[str, str]:

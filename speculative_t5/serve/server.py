@@ -188,9 +188,10 @@ def check_site(
     """
     if local and not is_local_name(headers.get("host", "localhost")):
         raise Refused(
-            403, f"the Host header is {shown(headers['host'])}, and this server answers only "
+            403,
+            f"the Host header is {shown(headers['host'])}, and this server answers only "
             "to names of its own machine: use localhost, or start it with another --host",
-        )  # fmt: skip
+        )
     origin = headers.get("origin")
     if site := headers.get("sec-fetch-site"):  # another port of this machine is another site
         foreign = site not in ("same-origin", "none")
@@ -200,9 +201,10 @@ def check_site(
     if works and foreign and not ("*" in origins or origin in origins):
         whose = f"the site {shown(origin)}" if origin else "another site"
         raise Refused(
-            403, f"the request comes from {whose}, which may not use this server: give "
+            403,
+            f"the request comes from {whose}, which may not use this server: give "
             "its origin with --cors-origin when starting the server",
-        )  # fmt: skip
+        )
 
 
 def is_key(headers: Headers, keys: Collection[str], given: str = "") -> bool:
@@ -224,10 +226,12 @@ def check_key(
     """
     if not (scope["path"] in (*PUBLIC_PATHS, *others) or is_key(headers, keys)):
         raise Refused(
-            401, "the API key is missing or is not valid here: send a valid one as "
-            "Authorization: Bearer KEY", code="invalid_api_key",
+            401,
+            "the API key is missing or is not valid here: send a valid one as "
+            "Authorization: Bearer KEY",
+            code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
-        )  # fmt: skip
+        )
 
 
 def is_local_name(host: str) -> bool:

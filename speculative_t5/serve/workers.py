@@ -35,10 +35,8 @@ LAST_KINDS = ("answer", "refused", "failed")  # what the last message about a te
 CLIENT_HAS_LEFT = Refused(499, "the client has left: send the request again").keywords
 SERVER_STOPS = "the server is stopping"
 
-MESSAGE_HEAD = struct.Struct(
-    "!i"
-)  # of a message: its length, as multiprocessing's connections have it
-LONG_MESSAGE_HEAD = struct.Struct("!Q")  # of one of 2 GB and more, after -1
+# The length of a message as multiprocessing's connections have it: one of 2 GB and more after -1.
+MESSAGE_HEAD, LONG_MESSAGE_HEAD = struct.Struct("!i"), struct.Struct("!Q")
 # The child gets the server's own path, as multiprocessing's processes do.
 WORKER_CODE = (
     "import sys; sys.path[:] = {path!r}; from speculative_t5.serve.text_worker import main; main()"
@@ -136,12 +134,10 @@ class Worker:
         assert self._streams
         self.owes, self.asks = self.owes or kind == "text", False
         data = pickle.dumps((kind, value))
-        long = len(data) > 0x7FFFFFFF
-        head = (
-            MESSAGE_HEAD.pack(-1) + LONG_MESSAGE_HEAD.pack(len(data))
-            if long
-            else MESSAGE_HEAD.pack(len(data))
-        )
+        if len(data) > 0x7FFFFFFF:
+            head = MESSAGE_HEAD.pack(-1) + LONG_MESSAGE_HEAD.pack(len(data))
+        else:
+            head = MESSAGE_HEAD.pack(len(data))
         self._streams[1].write(head + data)
 
     async def receive(self) -> tuple[Any, ...]:
