@@ -30,11 +30,8 @@ UNMERGEABLE = (
 ).split()
 # Beginnings that moved a part of the base's weights into the adapter.
 TAKEN_FROM_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
-EMBEDDING_A, EMBEDDING_B, MAGNITUDES = (
-    "lora_embedding_A",
-    "lora_embedding_B",
-    "lora_magnitude_vector",
-)
+EMBEDDING_A, EMBEDDING_B = "lora_embedding_A", "lora_embedding_B"
+MAGNITUDES = "lora_magnitude_vector"
 _PART = re.compile(rf"(.+)\.(lora_A|lora_B|{EMBEDDING_A}|{EMBEDDING_B}|{MAGNITUDES})(?:\.weight)?")
 
 

@@ -23,9 +23,8 @@ from .model_folder import ModelFolder
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
 from .tensors import Sources, StoredTensor, as_mlx, as_numpy, dtype_name
 
-KEEP_VARIABLE = (
-    "SPECULATIVE_T5_KEEP_QUANTIZED"  # "1" leaves a quantized model as it is on a CPU, too
-)
+# "1" leaves a quantized model as it is on a CPU, too.
+KEEP_VARIABLE = "SPECULATIVE_T5_KEEP_QUANTIZED"
 SPARE_BYTES = 2**29  # bytes that a program needs besides weights
 
 

@@ -346,10 +346,8 @@ def read_index(path: Path) -> dict[str, str]:
 
 def weights_folders() -> list[Path]:
     """Return where names are looked up: `WEIGHTS_VARIABLE`, ./weights, the user's, the shipped."""
-    named, shipped = (
-        os.environ.get(WEIGHTS_VARIABLE),
-        (CHECKOUT_FOLDER or PACKAGE_FOLDER) / "weights",
-    )
+    named = os.environ.get(WEIGHTS_VARIABLE)
+    shipped = (CHECKOUT_FOLDER or PACKAGE_FOLDER) / "weights"
     folders = (Path(named) if named else None, Path("weights"), _users_folder(), shipped)
     return [folder for folder in folders if folder]
 

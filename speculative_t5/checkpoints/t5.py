@@ -113,11 +113,8 @@ def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
         )
     head, embedding, is_tied = T5_HEAD, T5_EMBEDDINGS[0], not config.own_head
     if isinstance(config, T5GemmaConfig):
-        changes, head, embedding = (
-            t5gemma.of_text(changes),
-            t5gemma.T5GEMMA_HEAD,
-            t5gemma.T5GEMMA_EMBEDDINGS[0],
-        )
+        head, embedding = t5gemma.T5GEMMA_HEAD, t5gemma.T5GEMMA_EMBEDDINGS[0]
+        changes = t5gemma.of_text(changes)
     tensors = base.tensors
     if base.parameters.keys() <= tensors.keys():  # converted: of our names, and stacked
         tensors = {

@@ -107,10 +107,8 @@ def _read_old(path: Path) -> dict[str, StoredTensor]:
         if not pickles.getvalue().startswith(b"\x80"):
             raise ValueError("it is neither a zip archive nor a pickle")
         magic, protocol, system = (Machine(pickles).load() for _ in range(3))
-        if (type(magic), type(protocol)) != (int, int) or (magic, protocol) != (
-            OLD_MAGIC,
-            OLD_PROTOCOL,
-        ):
+        are_numbers = (type(magic), type(protocol)) == (int, int)
+        if not are_numbers or (magic, protocol) != (OLD_MAGIC, OLD_PROTOCOL):
             raise ValueError("it is not a checkpoint of PyTorch")
         if expect(system, dict).get("little_endian") is not True:
             raise Unsupported("its numbers are big-endian, expected little-endian")

@@ -299,9 +299,8 @@ def _check_format(target: Target, output: str) -> None:
     own, suffix = format_of(target.source, target.form), Path(output).suffix.lower()
     claimed = format_of(output)
     is_other = suffix in OTHER_SUFFIXES or (suffix not in DOCUMENT_SUFFIXES and own == "docx")
-    if is_other or (
-        suffix in DOCUMENT_SUFFIXES and {own, claimed} - {"md", "txt"} and own != claimed
-    ):
+    differs = own != claimed and {own, claimed} != {"md", "txt"}
+    if is_other or (suffix in DOCUMENT_SUFFIXES and differs):
         raise ValueError(
             f"{output} would be in the format of {target.name}, which is {own}: give --output a "
             f"name that ends in .{own}"

@@ -93,12 +93,10 @@ def _pairs_by_window(a: Sequence[Any], b: Sequence[Any]) -> list[Pair]:
     while x < len(a) and y < len(b):
         some, others = a[x : x + ALIGNED_WINDOW], b[y : y + ALIGNED_WINDOW]
         pairs = _common(some, others)
-        if x + ALIGNED_WINDOW < len(a) or y + ALIGNED_WINDOW < len(
-            b
-        ):  # what follows may fit better with the end
-            pairs = [(i, j) for i, j in pairs if max(i, j) < 3 * ALIGNED_WINDOW // 4]
-        else:
+        if x + ALIGNED_WINDOW >= len(a) and y + ALIGNED_WINDOW >= len(b):
             return found + [(x + i, y + j) for i, j in pairs]
+        # What follows may fit better with the end.
+        pairs = [(i, j) for i, j in pairs if max(i, j) < 3 * ALIGNED_WINDOW // 4]
         found += [(x + i, y + j) for i, j in pairs]
         i, j = pairs[-1] if pairs else (0, 0)
         if i + j < ALIGNED_WINDOW // 2:

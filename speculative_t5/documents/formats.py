@@ -24,9 +24,7 @@ from .word_package import open_word, roots
 # Of the files that are taken from folders.
 DOCUMENT_SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx", ".html", ".htm")
 DOCUMENT_FORMATS = ("txt", "md", "srt", "vtt", "html", "docx")
-SUBTITLE_WIDTH = (
-    42  # characters of a line of subtitles, by broadcasters' rules; half without spaces
-)
+SUBTITLE_WIDTH = 42  # characters of a line, by broadcasters' rules; half without spaces
 
 _WHOLE_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
 _LINE_END = re.compile(r"\r\n|\r|\n")

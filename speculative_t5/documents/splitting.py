@@ -361,9 +361,8 @@ def is_label(flat: str) -> bool:
     words = [word for word in flat.split() if any(map(str.isalpha, word))]
     capitals = sum(word.lstrip(_OPENING)[:1].isupper() for word in words)
     short = len(words) <= LABEL_WORDS or 2 * capitals > len(words)
-    return not words or (
-        not _SENTENCE_END.search(flat) and (short or flat.endswith((",", ";", ":")))
-    )
+    is_open = not _SENTENCE_END.search(flat)
+    return not words or (is_open and (short or flat.endswith((",", ";", ":"))))
 
 
 def keeps_lines(text: str, passage: Passage, output: str) -> bool:

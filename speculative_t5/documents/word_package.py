@@ -12,13 +12,10 @@ from zipfile import BadZipFile, ZipFile
 
 from ..errors import first_line
 
-MAX_XML_BYTES, MAX_PACKAGE_BYTES = (
-    100 * 10**6,
-    512 * 10**6,
-)  # bytes, unpacked, of text and of all that it holds
-OLE_MAGIC = (
-    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # how files begin that are encrypted, or of old Words
-)
+MAX_XML_BYTES = 100 * 10**6  # of text, unpacked
+MAX_PACKAGE_BYTES = 512 * 10**6  # of all that it holds
+# How files begin that are encrypted, or of old Words.
+OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 ENCRYPTED_FLAG = 1  # the bit of a member's flags
 
 

@@ -15,12 +15,8 @@ from typing import Any
 from .sentencepiece_files import SentencePieceFile
 from .settings import AddedToken, TokenizerSettings
 
-T5_CLASS, ROBERTA_CLASS, GPT2_CLASS, BERT_CLASS = (
-    "T5Tokenizer",
-    "RobertaTokenizer",
-    "GPT2Tokenizer",
-    "BertTokenizer",
-)
+T5_CLASS, ROBERTA_CLASS = "T5Tokenizer", "RobertaTokenizer"
+GPT2_CLASS, BERT_CLASS = "GPT2Tokenizer", "BertTokenizer"
 ANY_CLASS = "TokenizersBackend"  # whatever a tokenizer.json has
 _SAME = {"BartTokenizer": ROBERTA_CLASS, "CodeGenTokenizer": GPT2_CLASS}
 _T5_NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -84,9 +80,8 @@ def from_json(stored: str, settings: TokenizerSettings) -> Made:
             _end_with_eos(made)
         return made
     _add_tokens(made, settings, _extras(settings))
-    if kind in (GPT2_CLASS, ROBERTA_CLASS) and isinstance(
-        backend.pre_tokenizer, pre_tokenizers.ByteLevel
-    ):
+    is_bytewise = isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel)
+    if kind in (GPT2_CLASS, ROBERTA_CLASS) and is_bytewise:
         backend.pre_tokenizer.add_prefix_space = _adds_prefix_space(settings)
         if kind == ROBERTA_CLASS:
             _put_between_ends(made, settings)

@@ -121,11 +121,10 @@ def _closest(name: str, language: str, codes: Iterable[str]) -> str:
     near, distance = closest_match(code, [*known.values()], max_distance=FAR_DISTANCE)
     if distance <= NEAR_DISTANCE and get(near).maximize().script == get(code).maximize().script:
         return near
-    named = (
-        f"{_named_languages([near])}, the nearest"
-        if near != "und"
-        else f"from {_named_languages(known.values())}"
-    )
+    if near == "und":
+        named = f"from {_named_languages(known.values())}"
+    else:
+        named = f"{_named_languages([near])}, the nearest"
     raise OptionError(
         f"{{{name}}} is {{!r}}, which is not among the model's languages: choose {{}}",
         language,

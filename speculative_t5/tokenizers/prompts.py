@@ -13,9 +13,7 @@ from ..options import OptionError, check_integer, option_error
 from .base import ChatTokenizer, Message, Tokenizer, unknown_characters
 from .languages import Languages
 
-MAX_TOKEN_CHARACTERS = (
-    64  # of a token, at most; the longest pieces of T5 have 16, but spaces are joined
-)
+MAX_TOKEN_CHARACTERS = 64  # the longest pieces of T5 have 16, but spaces are joined
 
 # Text; source ids, ending with EOS for a T5; or a chat.
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -144,12 +142,7 @@ class PromptEncoder:
     def fit(self, prompt: Prompt) -> Source:
         """Encode a prompt and cut it, if it may be cut, to what the model can read."""
         limit, unknown = self.max_source_length or self.model.info.max_source_length, ""
-        if (
-            isinstance(prompt, str)
-            and len(prompt) > limit * MAX_TOKEN_CHARACTERS
-            and not self.truncate
-        ):
-            # Its tokens would take long to count.
+        if self._is_long_text(prompt, limit):
             found = f"the prompt has {len(prompt)} characters, and {limit} tokens is all that"
             raise self._too_long(found, chat=self.chat)
         if self._is_long_list(prompt, limit):
@@ -167,6 +160,12 @@ class PromptEncoder:
             return Source(kept, len(ids) - limit, unknown, self.trained_length)
         found = f"the prompt has {len(ids)} tokens, more than the {limit} that"
         raise self._too_long(found, chat=chat)
+
+    def _is_long_text(self, prompt: Prompt, limit: int) -> bool:
+        """Whether a prompt is a text whose tokens are surely too many, and take long to count."""
+        if not isinstance(prompt, str) or self.truncate:
+            return False
+        return len(prompt) > limit * MAX_TOKEN_CHARACTERS
 
     def _is_long_list(self, prompt: Prompt, limit: int) -> bool:
         """Whether a prompt is a list of so many ids that checking each would take long."""

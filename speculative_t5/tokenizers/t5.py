@@ -24,12 +24,8 @@ from .steps import check_steps, in_one_line
 
 COPY_ITS_TOKENIZER = "copy the tokenizer that belongs to the model there"
 LONG_TEXT = 10_000  # characters of a text that takes long
-PIECE_FILES = (
-    "tokenizer.json",
-    "spiece.model",
-    "vocab.json",
-    "vocab.txt",
-)  # the first of them counts
+# The first of them counts.
+PIECE_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "vocab.txt")
 # The files that the pieces of a class are in.
 OWN_PIECES: Mapping[str, tuple[str, ...]] = {
     backends.T5_CLASS: ("spiece.model",),
