@@ -104,7 +104,7 @@ def replace_unchanged(
         if not exchanged:
             os.replace(aside, new)
             return _replace_at_once(target, aside, new, expected, keep=keep, over=over)
-    unchanged = settle(target, aside, data, expected)
+    unchanged = settle_exchange(target, aside, data, expected)
     if unchanged and (now := aside.stat()).st_mode != found.st_mode:
         target.chmod(stat.S_IMODE(now.st_mode))  # as it was set meanwhile
     if not (unchanged and keep):
@@ -113,7 +113,7 @@ def replace_unchanged(
     return unchanged
 
 
-def settle(target: Path, aside: Path, placed: bytes, expected: bytes) -> bool:
+def settle_exchange(target: Path, aside: Path, placed: bytes, expected: bytes) -> bool:
     """Look at what an exchange took out, and put it back if it is newer than what was read.
 
     Another program may save the file again before it is put back; then that is newer, and is put
@@ -166,7 +166,7 @@ def recover(target: Path, aside: Path, placed: str, expected: str, *, keep: bool
             aside.unlink()
     elif digest(now) == placed:
         exchange(aside, target)
-        settle(target, aside, taken, now)
+        settle_exchange(target, aside, taken, now)
         aside.unlink(missing_ok=True)
 
 

@@ -79,7 +79,7 @@ def test_what_was_saved_meanwhile_stays(
 
 @pytest.mark.parametrize("backup", [False, True])
 @pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.parametrize("moment", ["begin", "_move", "exchange", "settle", "end"])
+@pytest.mark.parametrize("moment", ["begin", "_move", "exchange", "settle_exchange", "end"])
 def test_an_exchange_that_was_cut_short_is_finished(
     call: Call, here: Path, monkeypatch: pytest.MonkeyPatch, moment: str, saved: bool, backup: bool
 ) -> None:

@@ -70,35 +70,23 @@ def convert(
         OSError: If the Hub cannot be reached or the output cannot be written.
     """
     wanted = _Wanted(model, adapter, revision, dtype, quantize, group_size, keep_wo)
-    folder = wanted.folder()
+    folder = wanted.checked_folder()
     quantization, target = wanted.quantization, as_dtype(dtype)
     output = output or wanted.new_folder()
-    exists = ModelFolder(output).is_converted
-    if exists and not force and wanted.is_made(ModelFolder(output)):
+    if not force and wanted.is_made(ModelFolder(output)):
         note(f"{output} exists already, made from {model}; --force converts it again")
         return output
-    _check_apart(output, wanted.read)
-    if exists and not force:
-        raise ValueError(
-            f"{output} exists: use --force to replace it, or --output to name another folder"
-        )
-    model_folder.check_model_replaceable(output)
+    _check_output(output, wanted.read, force=force)
     source, origin = _find_source(wanted, folder, output)
-    checkpoint = _open_source(source)
-    if checkpoint.num_images:
-        note(f"left out {checkpoint.num_images} tensors for images: this package reads text only")
-    source.tokenizer()  # refused here, if it does not fit
+    checkpoint = _open_source(source, note)
     config = checkpoint.config
     if quantization:
         config = quantized(config, quantization, keep_wo)
     layout = new_layout(config, target or checkpoint.dtypes)
-    model_folder.write_folder(
-        output,
-        _config_json(config, source) | _own_settings(source) | origin,
-        _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress),
-        _small_files(source),
-        num_bytes=bytes_of_layout(layout),
-    )
+    tensors = _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress)
+    settings = _config_json(config, source) | _own_settings(source) | origin
+    size = bytes_of_layout(layout)
+    model_folder.write_folder(output, settings, tensors, _small_files(source), num_bytes=size)
     return output
 
 
@@ -143,21 +131,19 @@ class _Wanted:
         """The folders that are read, of those given by their paths; that of an adapter is last."""
         return [Path(each).resolve() for each in (self.model, self.named) if Path(each).is_dir()]
 
-    def folder(self) -> ModelFolder | None:
+    def checked_folder(self) -> ModelFolder | None:
         """Return the folder of the model, if it is one and not a repository.
 
         Raises:
             ValueError: If it is neither a model nor an adapter, or a revision of it is asked for.
         """
-        if not Path(self.model).is_dir():
-            return None
-        folder = ModelFolder(Path(self.model))
-        if self.revision is not None:
+        folder = ModelFolder(Path(self.model)) if Path(self.model).is_dir() else None
+        if folder and self.revision is not None:
             raise ValueError(
                 f"a revision is for a repository on the Hub, and {self.model} is a folder: "
                 "leave --revision out"
             )
-        if not folder.is_adapter:
+        if folder and not folder.is_adapter:
             folder.model_config()  # refused here, if it is
         return folder
 
@@ -169,8 +155,9 @@ class _Wanted:
 
     def is_made(self, found: ModelFolder) -> bool:
         """Whether a folder was made from the same repository with the same options."""
-        is_repository = self.adapter is None and not Path(self.model).is_dir()
-        return is_repository and self.origin.items() <= found.origin.items()
+        if self.adapter is not None or Path(self.model).is_dir() or not found.is_converted:
+            return False
+        return self.origin.items() <= found.origin.items()
 
 
 def _find_source(
@@ -202,14 +189,17 @@ def _find_merged(wanted: _Wanted, output: Path) -> tuple[ModelFolder, dict[str, 
     return source, {"converted_from": names | wanted.options}
 
 
-def _open_source(source: ModelFolder) -> Checkpoint:
-    """Open a checkpoint to convert; refuse one that is quantized."""
+def _open_source(source: ModelFolder, note: Callable[[str], None]) -> Checkpoint:
+    """Open a checkpoint to convert; refuse one that is quantized, or without its tokenizer."""
     checkpoint = open_checkpoint(source)
     if checkpoint.config.quantization:
         raise ValueError(
             f"{source.path} is quantized already, to {checkpoint.config.quantization}: "
             "convert what it was made from"
         )
+    if checkpoint.num_images:
+        note(f"left out {checkpoint.num_images} tensors for images: this package reads text only")
+    source.tokenizer()  # refused here, if it does not fit
     return checkpoint
 
 
@@ -218,6 +208,16 @@ def _small_files(source: ModelFolder) -> list[Path]:
     paths = [source.tokenizer_path / name for name in OF_TOKENIZER]
     paths.append(source.path / model_folder.GENERATION_CONFIG)
     return [path for path in paths if path.is_file()]
+
+
+def _check_output(output: Path, read: Iterable[Path], *, force: bool) -> None:
+    """Refuse to write over what is read, over a model unless forced, or over anything else."""
+    _check_apart(output, read)
+    if ModelFolder(output).is_converted and not force:
+        raise ValueError(
+            f"{output} exists: use --force to replace it, or --output to name another folder"
+        )
+    model_folder.check_model_replaceable(output)
 
 
 def _check_apart(output: Path, read: Iterable[Path]) -> None:

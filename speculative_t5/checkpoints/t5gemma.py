@@ -7,7 +7,7 @@ from typing import TypeVar
 from ..models import T5GemmaConfig
 from .tensors import Sources, StoredTensor
 
-T = TypeVar("T")
+Renamed = TypeVar("Renamed")
 
 # Of images and their place in a text, which this package does not read.
 IMAGE_TENSORS = (
@@ -25,7 +25,7 @@ NORM_NAMES = {  # ours and theirs, of parts of a layer
 }
 
 
-def of_text(tensors: Mapping[str, T]) -> dict[str, T]:
+def of_text(tensors: Mapping[str, Renamed]) -> dict[str, Renamed]:
     """Return the tensors of text, or what is done to them, by their names in the bare model."""
     bare = {
         name.removeprefix("model.").replace("encoder.text_model.", "encoder."): tensor

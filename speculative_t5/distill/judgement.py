@@ -15,7 +15,7 @@ from ..models import EncoderDecoder, SharingDraft
 from ..tokenizers import Tokenizer
 from .training import Agreement
 
-WORTHWHILE = 1.05  # a smaller speed-up is none
+WORTHWHILE_SPEEDUP = 1.05  # a smaller speed-up is none
 FEW_PROMPTS = 8  # prompts; figures of fewer are rough
 MAX_DRAFTED = 8  # tokens to draft
 MEASURED_TURNS, MAX_PROMPTS = 3, 24  # that are measured
@@ -88,8 +88,8 @@ class Judgement:
 
     @property
     def pays(self) -> bool:
-        """Whether the draft makes decoding more than `WORTHWHILE` times as fast."""
-        return any(speed.speedup > WORTHWHILE for speed in (self.best, self.auto) if speed)
+        """Whether the draft makes decoding more than `WORTHWHILE_SPEEDUP` times as fast."""
+        return any(speed.speedup > WORTHWHILE_SPEEDUP for speed in (self.best, self.auto) if speed)
 
     @property
     def verdict(self) -> str:
@@ -134,7 +134,7 @@ class Judgement:
         lines = [f"{self.draft} has {self._agreement()} right"]
         if self.speeds:
             lines.append(f"measured here: {self._conditions()}")
-        return [*lines, _markdown_table([TABLE_HEAD, *self._rows()]), self.verdict, *self.notes]
+        return [*lines, _table_of_lengths([TABLE_HEAD, *self._rows()]), self.verdict, *self.notes]
 
     def as_markdown(self) -> str:
         """Return a short README for the draft's folder."""
@@ -145,7 +145,7 @@ class Judgement:
             f"**{self.verdict}**",
             *self.notes,
             f"Given the tokens before, it has {self._agreement()} right.",
-            _markdown_table([TABLE_HEAD, *self._rows()]),
+            _table_of_lengths([TABLE_HEAD, *self._rows()]),
             TABLE_LEGEND,
         ]
         if self.speeds:
@@ -154,7 +154,7 @@ class Judgement:
                 "`python -m speculative_t5 bench` measures yours."
             )
         made = [(f"`{name}`", str(value)) for name, value in self.made_by.items()]
-        parts += ["## How it was made", _markdown_table([("option", "value"), *made])]
+        parts += ["## How it was made", _table_of_lengths([("option", "value"), *made])]
         return "\n\n".join(parts) + "\n"
 
     def to_json(self) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def fastest(speeds: Sequence[Speed]) -> Speed | None:
     return max(speeds, key=lambda speed: speed.tokens_per_second, default=None)
 
 
-def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
+def _table_of_lengths(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     head, *body = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
     return "\n".join([head, "|" + "".join("-" * (width + 2) + "|" for width in widths), *body])

@@ -20,13 +20,13 @@ from ..options import OptionError
 from ..tokenizers import Prompt
 
 MOST_FIELDS = 100
-MOST_TOKENS = 4096  # of an output, unless the server's default is more; it is cut there
+MOST_OUTPUT_TOKENS = 4096  # of an output, unless the server's default is more; it is cut there
 MAX_INTEGER = 2**31 - 1  # of integers that the device computes with, and so of all but seeds
 MOST_TOP = 5  # tokens shown beside each, with the logarithms of their probabilities
 LONGEST_NAME = 40  # characters of a field's name that may be misspelt
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
-SAMPLED = GenerationOptions(temperature=1.0)  # with which each other option goes
+SAMPLED_OPTIONS = GenerationOptions(temperature=1.0)  # with which each other option goes
 # Fields that would change the output and cannot, with the values that switch them off.
 SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
@@ -156,7 +156,7 @@ def parse_options(
     for name, value in fields.items():
         if name != "best_of" or value != fields.get("n"):  # all outputs are sent
             check_name(name, value)
-    most_tokens = max(MOST_TOKENS, defaults.max_tokens)
+    most_tokens = max(MOST_OUTPUT_TOKENS, defaults.max_tokens)
     changes = {
         option: parse_option(name, fields[name], most_tokens)
         for name, option in OPTION_OF_FIELD.items()
@@ -222,7 +222,7 @@ def parse_option(name: str, found: Any, most_tokens: int) -> Any:
     if option == "logit_bias":  # whose ids are text in JSON
         value = _biases_by_id(name, found)
     try:
-        return getattr(replace(SAMPLED, **{option: value}), option)
+        return getattr(replace(SAMPLED_OPTIONS, **{option: value}), option)
     except OptionError as error:
         wrong = error.spelled(lambda named: name if named == option else named, _in_words)
         raise Refused(400, wrong, param=name) from error

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-Result = TypeVar("Result")
+Computed = TypeVar("Computed")
 
 
 class Threads:
@@ -21,9 +21,9 @@ class Threads:
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[tuple[Future[Any], Callable[[], Any]]]] = []
 
-    def run(self, work: Callable[[], Result]) -> Future[Result]:
+    def run(self, work: Callable[[], Computed]) -> Future[Computed]:
         """Begin some work in a thread that has none; return what will have its result."""
-        found: Future[Result] = Future()
+        found: Future[Computed] = Future()
         with self._lock:
             own = self._idle.pop() if self._idle else None
         if own is None:

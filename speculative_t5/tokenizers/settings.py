@@ -29,7 +29,7 @@ TOKEN_ROLES = (
 )
 # The class of a folder that names none, by its model_type. umt5's has its pieces in tokenizer.json.
 CLASS_OF_MODEL = {"byt5": "ByT5Tokenizer", "umt5": "TokenizersBackend"}
-OTHER_NAMES = {"MT5Tokenizer": "T5Tokenizer", "PreTrainedTokenizer": "TokenizersBackend"}
+CLASS_ALIASES = {"MT5Tokenizer": "T5Tokenizer", "PreTrainedTokenizer": "TokenizersBackend"}
 _EXTRAS, _OLD_EXTRAS = "extra_special_tokens", "additional_special_tokens"
 
 
@@ -75,7 +75,7 @@ class TokenizerSettings:
         for found in (self.config.get("tokenizer_class"), self.model.get("tokenizer_class")):
             if isinstance(found, str) and found:
                 name = found.removesuffix("Fast")
-                return OTHER_NAMES.get(name, name)
+                return CLASS_ALIASES.get(name, name)
         return CLASS_OF_MODEL.get(str(self.model.get("model_type")), "T5Tokenizer")
 
     @property

@@ -13,7 +13,7 @@ from .base import VOCABULARY_FILES, Message, as_vocabulary
 from .steps import check_steps, in_one_line
 
 # As in pyproject.toml. transformers reads a tokenizer.model with protobuf, chats with jinja2.
-TRANSFORMERS, PROTOBUF, JINJA2 = "transformers>=5", "protobuf>=4", "jinja2>=3.1.6"
+NEEDS_TRANSFORMERS, NEEDS_PROTOBUF, NEEDS_JINJA2 = "transformers>=5", "protobuf>=4", "jinja2>=3.1.6"
 
 
 class T5GemmaTokenizer:
@@ -59,7 +59,7 @@ class T5GemmaTokenizer:
         except ImportError as error:
             raise ValueError(
                 f"a chat needs a package that is not installed ({first_line(error)}): "
-                f"run pip install '{JINJA2}'"
+                f"run pip install '{NEEDS_JINJA2}'"
             ) from error
         except Exception as error:  # a template raises its own errors, and those of its library
             raise ValueError(
@@ -91,7 +91,7 @@ def _read_backend(folder: Path) -> Any:
     except ImportError as error:
         raise ValueError(
             f"the tokenizer in {folder} needs a package that is not installed "
-            f"({first_line(error)}): run pip install '{TRANSFORMERS}' '{PROTOBUF}'"
+            f"({first_line(error)}): run pip install '{NEEDS_TRANSFORMERS}' '{NEEDS_PROTOBUF}'"
         ) from error
     except (KeyboardInterrupt, SystemExit):
         raise
