@@ -3,6 +3,7 @@
 from itertools import product
 
 from speculative_t5 import SpeculativeDecoder
+from speculative_t5.decoding import LogitsTransform
 from speculative_t5.decoding.keys import final_keys, position_keys, round_keys
 from speculative_t5.decoding.ranking import largest
 from speculative_t5.decoding.sampling import Sampler, sample, uniform
@@ -181,3 +182,11 @@ def test_generations_have_probabilities_on_request() -> None:
     alone = SpeculativeDecoder(model, "lookup").generate(SOURCE, max_tokens=20, probabilities=True)
     np.testing.assert_allclose([t.p for t in alone.trace], [t.p for t in done.trace], atol=1e-6)
     assert {t.q for t in alone.trace} == {None}
+
+
+def test_greedy_rows_that_differ_in_what_greedy_decoding_ignores_are_computed_together() -> None:
+    greedy = Sampler(top_k=3)
+    assert greedy.agrees(Sampler(top_p=0.5)) and Sampler(top_p=0.5).agrees(greedy)
+    assert not greedy.agrees(Sampler(transform=LogitsTransform(min_tokens=1)))
+    assert not greedy.agrees(Sampler(1.0, top_k=3)) and not Sampler(1.0).agrees(greedy)
+    assert Sampler(1.0).agrees(Sampler(1.0)) and not Sampler(1.0).agrees(Sampler(0.5))

@@ -224,3 +224,12 @@ def test_drafts_that_do_not_go_with_the_target_are_refused() -> None:
     target.set_dtype(mx.bfloat16)
     with refused("the draft computes in float32, and its target in bfloat16"):
         SpeculativeDecoder(target, draft)
+
+
+def test_a_draft_says_the_same_of_itself_each_time_without_making_it_again() -> None:
+    target = make_target("plain")
+    draft = SharingDraft(target, SharingConfig(1, 16, block=3))
+    assert draft.info is draft.info and draft.info.block == 3
+    assert draft.info.vocab_size == target.info.vocab_size
+    # The target is no part of the draft, whose weights are its own alone.
+    assert draft.target is target and "target" not in draft.children()
