@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,33 +223,32 @@ def test_types_are_the_devices_default_or_asked_for(monkeypatch: pytest.MonkeyPa
         compare.setting_of("int8")
 
 
-def test_workers_take_turns_are_reported_and_left_out_when_they_fail(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def compared(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with copies of a target and its draft."""
+    folder = tmp_path_factory.mktemp("compared")
+    (folder / "draft").symlink_to(place / "draft")
+    shutil.copytree(place / "target", folder / "target")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "convert", lambda *_: "it has no shape")
+        patch.setattr(workers, "PAUSE", 0.0)
+        yield folder
+
+
+def test_workers_take_turns_and_those_that_cannot_start_are_left_out(
+    compared: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = [PLAIN, SPECULATIVE, "transformers", "ctranslate2"]
-    (tmp_path / "draft").symlink_to(place / "draft")
-    shutil.copytree(place / "target", tmp_path / "target")
-    monkeypatch.setattr(workers, "convert", lambda *_: "it has no shape")
-    monkeypatch.setattr(workers, "PAUSE", 0.0)
     options = ON_CPU | {"dtype": "float23", "num_draft": 3}  # ours have the checkpoint's type
     with contextlib.ExitStack() as stack:
-        started = workers.start(names, options, tmp_path, PROMPTS[:1], MAX_TOKENS, stack)
+        started = workers.start(names, options, compared, PROMPTS[:1], MAX_TOKENS, stack)
         assert [*started] == [PLAIN, SPECULATIVE]
         wrong = r"AttributeError: module 'torch' has no attribute 'float23' \(__init__.py, line "
         assert re.match(wrong, started.left_out["transformers"])
         assert started.left_out["ctranslate2"] == "it has no shape"
         figures = measuring.compare("a title", started, PROMPTS[:3], MAX_TOKENS, 2)
         again = measuring.compare("", started, PROMPTS[:3], MAX_TOKENS, 1, as_json=True)
-        title, _, _, plain, speculative, *_, last = capfd.readouterr().out.splitlines()
-        started[SPECULATIVE]._process.kill()
-        figures_left = measuring.compare("", started, PROMPTS[:2], MAX_TOKENS, 1)
-        assert [*figures_left] == [*started] == [PLAIN]
-        assert capfd.readouterr().err == f"left out: {SPECULATIVE}: ended with exit code -9\n"
-        assert {len(started[PLAIN].ask(ids, 2)[0]) for ids in PROMPTS[:2]} == {2}
-        measuring.compare("", started, PROMPTS[:2], 2, 1, exact_length=True)
-        started[PLAIN]._process.kill()
-        with pytest.raises(SystemExit, match="without ours plain"):
-            measuring.compare("", started, PROMPTS[:2], MAX_TOKENS, 1)
+    title, _, _, plain, speculative, *_, last = capfd.readouterr().out.splitlines()
     assert title == "a title" and plain.split()[:4] == [*PLAIN.split(), "cpu", "float32"]
     assert speculative.split()[:4] == [*SPECULATIVE.split(), "cpu", "float32"]
     assert speculative.endswith(" 3/3")
@@ -260,6 +260,23 @@ def test_workers_take_turns_are_reported_and_left_out_when_they_fail(
     assert list(figures) == [PLAIN, SPECULATIVE]
     speeds = [speed for program in figures.values() for speed in program.speeds]
     assert len(speeds) == 2 * 2 and min(speeds) > 1  # tokens over seconds, not the reverse
+
+
+def test_a_worker_that_fails_is_left_out_unless_the_others_are_compared_with_it(
+    compared: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names, options = [PLAIN, SPECULATIVE], ON_CPU | {"num_draft": 3}
+    with contextlib.ExitStack() as stack:
+        started = workers.start(names, options, compared, PROMPTS[:1], MAX_TOKENS, stack)
+        started[SPECULATIVE]._process.kill()
+        left = measuring.compare("", started, PROMPTS[:2], MAX_TOKENS, 1)
+        assert [*left] == [*started] == [PLAIN]
+        assert capfd.readouterr().err == f"left out: {SPECULATIVE}: ended with exit code -9\n"
+        assert {len(started[PLAIN].ask(ids, 2)[0]) for ids in PROMPTS[:2]} == {2}
+        measuring.compare("", started, PROMPTS[:2], 2, 1, exact_length=True)
+        started[PLAIN]._process.kill()
+        with pytest.raises(SystemExit, match="without ours plain"):
+            measuring.compare("", started, PROMPTS[:2], MAX_TOKENS, 1)
 
 
 def test_other_outputs_are_tolerated_by_type() -> None:

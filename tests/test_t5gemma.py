@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -87,38 +88,66 @@ def test_greedy_outputs_and_beams_are_those_of_transformers(
         assert output.tokens == [token for token in found if token > 1], prompt
 
 
-@pytest.mark.parametrize("generation", [1, 2])
-def test_checkpoints_are_converted(generation: int, tmp_path: Path) -> None:
-    """In shards and from one file, to the same bytes; texts, chats and images' weights, too."""
-    reference = write_gemma(tmp_path / "source", generation, shard_size="30KB")
-    write_gemma(tmp_path / "whole", generation)
-    assert len([*(tmp_path / "source").glob("*.safetensors")]) > 1
+@dataclass(frozen=True)
+class Converted:
+    """A checkpoint of a generation, and the folders that it was converted to."""
+
+    generation: int
+    reference: Any  # the model (torch)
+    source: Path
+    folders: list[Path]
+    notes: list[str]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["first", "second"])
+def converted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    """A checkpoint in shards and in one file, both converted."""
+    place = tmp_path_factory.mktemp("converted")
+    reference = write_gemma(place / "source", request.param, shard_size="30KB")
+    write_gemma(place / "whole", request.param)
+    assert len([*(place / "source").glob("*.safetensors")]) > 1
     notes: list[str] = []
     folders = [
-        convert(str(tmp_path / name), tmp_path / f"{name}-out", note=notes.append)
+        convert(str(place / name), place / f"{name}-out", note=notes.append)
         for name in ("source", "whole")
     ]
-    assert all("tensors for images" in note for note in notes)
-    assert len(notes) == (2 if generation == 2 else 0)
-    first, second = ((folder / "weights.npz").read_bytes() for folder in folders)
+    return Converted(request.param, reference, place / "source", folders, notes)
+
+
+def test_a_checkpoint_in_shards_and_one_file_become_the_same_bytes(converted: Converted) -> None:
+    first, second = ((folder / "weights.npz").read_bytes() for folder in converted.folders)
     assert first == second
-    found = inspect(str(tmp_path / "source"))
-    assert found.family == ("T5Gemma" if generation == 1 else "T5Gemma 2")
+
+
+def test_weights_of_images_are_left_out_with_a_note(converted: Converted) -> None:
+    assert all("tensors for images" in note for note in converted.notes)
+    assert len(converted.notes) == (2 if converted.generation == 2 else 0)
+
+
+def test_a_checkpoint_is_inspected(converted: Converted) -> None:
+    found = inspect(str(converted.source))
+    assert found.family == ("T5Gemma" if converted.generation == 1 else "T5Gemma 2")
     images = ("vision_tower", "multi_modal", "eoi_embedding")
-    named = dict(reference.named_parameters())  # each once
+    named = dict(converted.reference.named_parameters())  # each once
     text = {name: each for name, each in named.items() if not any(i in name for i in images)}
     assert found.num_parameters == sum(each.numel() for each in text.values())
-    (a, tokenizer), (b, _) = (
-        load(folder, dtype=mx.float32) for folder in (tmp_path / "source", folders[0])
-    )
+
+
+def test_a_checkpoint_loads_as_what_it_is_converted_to(converted: Converted) -> None:
+    folders = (converted.source, converted.folders[0])
+    (a, tokenizer), (b, _) = (load(folder, dtype=mx.float32) for folder in folders)
     assert a.config == b.config
     for x, y in zip(*(each.parameters()["decoder"]["layers"] for each in (a, b)), strict=True):
         assert mx.array_equal(x["self_norm"]["weight"], y["self_norm"]["weight"])
     ids = tokenizer.encode("The old man sat.")
     assert ids[0] == 2 and ids[-1] != 1 and tokenizer.decode(ids) == "The old man sat."
-    decoder = SpeculativeDecoder.from_pretrained(folders[0], "lookup", dtype=mx.float32)
+
+
+def test_chats_are_read_by_the_template_that_was_converted(converted: Converted) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(converted.folders[0], "lookup", dtype=mx.float32)
     chat = decoder.encode([{"role": "user", "content": "A dog."}])
-    assert chat[:2] == [2, 4] and chat[-1] == tokenizer.encode("model ")[-1]
+    assert chat[:2] == [2, 4] and decoder.tokenizer
+    assert chat[-1] == decoder.tokenizer.encode("model ")[-1]
 
 
 @pytest.mark.parametrize("generation", [1, 2])
