@@ -46,7 +46,9 @@ PATHS = {"PYTHONPATH": str(REPOSITORY)}
 
 
 def caller(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: "pytest.CaptureFixture[str] | Printed",
 ) -> Call:
     """Return a function that runs a command in a folder, with some bytes as standard input."""
     monkeypatch.chdir(folder)
@@ -63,7 +65,7 @@ def caller(
         program: str = "__main__.py",
     ) -> Done:
         typed = stdin.encode() if isinstance(stdin, str) else stdin
-        handlers = {number: signal.getsignal(number) for number in terminal.ENDING}
+        handlers = {number: signal.getsignal(number) for number in terminal.ENDING_SIGNALS}
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
         source: Any = "/dev/null"
         if pipe:
@@ -92,6 +94,24 @@ def caller(
         return Done(int(left.value.code or 0), out, err.splitlines())
 
     return call
+
+
+class Printed:
+    """What commands print in a fixture of a module, where pytest's own capture is not to be had."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._streams = {name: io.BytesIO() for name in ("stdout", "stderr")}
+        for name, stream in self._streams.items():
+            text = io.TextIOWrapper(stream, encoding="utf-8", write_through=True)
+            monkeypatch.setattr(sys, name, text)
+
+    def readouterr(self) -> tuple[str, ...]:
+        """Return what was printed since the last call: the output, and the errors."""
+        found = tuple(stream.getvalue().decode() for stream in self._streams.values())
+        for stream in self._streams.values():
+            stream.seek(0)
+            stream.truncate()
+        return found
 
 
 def recording(monkeypatch: pytest.MonkeyPatch, *, colour: bool = True) -> Console:

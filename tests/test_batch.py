@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.job import UNDONE, Output, Record, process
+from speculative_t5.cli.job import NOT_DECODED, Record, RecordFile, process
 from speculative_t5.decoding.results import Stats
 from speculative_t5.files import open_input
 from speculative_t5.generation.outputs import Generation
@@ -91,7 +91,7 @@ class Job:
     def run(self, decode: Any = shout, **options: Any) -> Any:
         with open_input(str(self.source)) as stream:
             found = read_lines(stream, *self._how, Shard())
-            with Output(str(self.target), stream, **options) as output:
+            with RecordFile(str(self.target), stream, **options) as output:
                 counts, kept = None, dict[int, bytes]()
                 if options.get("resume"):
                     found, earlier = output.resume(found)
@@ -190,9 +190,9 @@ def test_a_file_of_other_records_is_left_alone(job: Job) -> None:
 def test_an_output_is_kept_unless_forced(job: Job) -> None:
     """Also if another run wrote it meanwhile."""
     with open_input(str(job.source)) as stream:
-        late = Output(str(job.target), stream)
+        late = RecordFile(str(job.target), stream)
         with (
-            Output(str(job.target), stream),
+            RecordFile(str(job.target), stream),
             pytest.raises(ValueError, match="another process is writing to "),
         ):
             job.run(resume=True)
@@ -230,7 +230,7 @@ def test_an_interrupted_run_keeps_what_is_decoded(job: Job, ends: tuple[int, ...
         found = job.target.read_bytes().splitlines(keepends=True)
         for number, (row, expected) in enumerate(zip(found, whole, strict=False), 1):
             undone = {"id": number, "prompt": json.loads(expected)["prompt"],
-                      "error": f"line {number}: {UNDONE}"}  # fmt: skip
+                      "error": f"line {number}: {NOT_DECODED}"}  # fmt: skip
             assert row == expected or (json.loads(row) == undone and number not in decoded)
         assert max(decoded) <= len(found) < 40 and found[-1] == whole[len(found) - 1]
     job.run(decode, resume=True)

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.job import Output
+from speculative_t5.cli.job import RecordFile
 from speculative_t5.tokenizers.prompt_files import EMPTY_LINE
 
 import pytest
@@ -96,13 +96,13 @@ def test_a_stopped_run_continues_where_it_was(
     call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = (*BATCH, *SHORT, *SAMPLED, "--batch-size", "4")
-    out, append = here / "out.jsonl", Output.append_bytes
+    out, append = here / "out.jsonl", RecordFile.append_bytes
     call(*command)
     whole = out.read_bytes()
     out.unlink()
     written: list[bytes] = []
 
-    def stop(self: Output, data: bytes) -> None:
+    def stop(self: RecordFile, data: bytes) -> None:
         """End the run at its fourth record: by a signal, or half-way in it."""
         written.append(data)
         is_last = len(written) == 4
@@ -115,7 +115,7 @@ def test_a_stopped_run_continues_where_it_was(
     for code in (128 + signal.SIGINT, 128 + signal.SIGTERM, 1):
         written.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(Output, "append_bytes", stop)
+            patch.setattr(RecordFile, "append_bytes", stop)
             done = call(*command, "--resume")
         assert done.code == code and ("error: interrupted" in done.err) == (code == 130)
         summary, advice = (line for line in done.err if not line.startswith(("line", "error")))
@@ -142,13 +142,13 @@ def test_a_reader_that_goes_away_ends_the_run(here: Path) -> None:
 def test_an_input_that_shrinks_is_an_error(
     call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = Output.append_bytes
+    append = RecordFile.append_bytes
 
-    def shrink(self: Output, data: bytes) -> None:
+    def shrink(self: RecordFile, data: bytes) -> None:
         append(self, data)
         os.truncate(here / "in.txt", 0)
 
-    monkeypatch.setattr(Output, "append_bytes", shrink)
+    monkeypatch.setattr(RecordFile, "append_bytes", shrink)
     (here / "in.txt").write_bytes((b"The sea " * 12 + b"\n") * 200)  # more than is read at once
     done = call(*BATCH, "--max-tokens", "1", "--batch-size", "2")
     assert done.code == 1

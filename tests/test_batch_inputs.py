@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.job import OPTIONAL, OUTCOME, Record, check_record, outcome_of
+from speculative_t5.cli.job import OPTIONAL_FIELDS, OUTCOME_FIELDS, Record, check_record, outcome_of
 from speculative_t5.files import json_line, json_object
 from speculative_t5.tables import DELIMITERS, read_rows
 from speculative_t5.tokenizers import Line, Shard, count_lines, read_lines
@@ -174,7 +174,7 @@ def test_a_column_moves_only_where_an_output_has_its_name(
     assert call("batch", "in.jsonl", *how, *options, "--output", "out.jsonl").code == 0
     (done,) = map(json.loads, (here / "out.jsonl").read_text().splitlines())
     assert done["given"].keys() == {"error", "text", *moved}
-    for name in OPTIONAL:
+    for name in OPTIONAL_FIELDS:
         place = done["given"] if name in moved else done
         assert place[name] == COLUMNS[name]
     for other in ((), options):  # records of either kind are those of the line
@@ -184,7 +184,7 @@ def test_a_column_moves_only_where_an_output_has_its_name(
 
 def test_records_of_a_run_with_other_options_are_known_by_their_fields() -> None:
     line = Line(1, 1, "line 1", "a", columns=COLUMNS)
-    for wanted in (outcome_of({}, truncate=False), OUTCOME):
+    for wanted in (outcome_of({}, truncate=False), OUTCOME_FIELDS):
         record = json.loads(Record(line, error="none", outcome=wanted).to_json())
         check_record("out", record, line)
         other = Line(1, 1, "line 1", "a", columns=COLUMNS | {"score": 4})

@@ -132,7 +132,7 @@ def test_the_command_measures_the_shipped_pair(
     assert all(row["same"] == row["outputs"] == 1 for row in result["rows"])
     # A lookup behind a model's tokens, which "auto" may try, waits for them.
     assert all(row["waits"] == 1 or row["name"] == "auto" for row in result["rows"])
-    banner = bench_command._table(result, [])[0]
+    banner = bench_command._bench_table(result, [])[0]
     assert banner.startswith("correct-base, correct-small drafts; 1 prompt, greedy, 1 turn")
     assert result["prompts"] == 1
     plain, drafting, *_ = (SimpleNamespace(**row) for row in result["rows"])

@@ -12,7 +12,7 @@ from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.checkpoints import convert, dtype_name
 from speculative_t5.cli import doctor as command
 from speculative_t5.doctor import (
-    CHECKS,
+    ALL_CHECKS,
     Check,
     Finding,
     Subject,
@@ -20,7 +20,7 @@ from speculative_t5.doctor import (
     checks,
     environment,
     outputs,
-    run,
+    run_check,
     speed,
     tiny,
 )
@@ -39,7 +39,7 @@ from conftest import REPOSITORY, V1_0, V1_1, write_checkpoint
 from messages import check_message
 
 SHIPPED = Subject(str(REPOSITORY / "weights" / "correct-base"))
-NAMES = [check.name for check in CHECKS]
+NAMES = [check.name for check in ALL_CHECKS]
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def tiny_subject(place: Path) -> Subject:
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less of everything, where that shows the same."""
-    kept = {name: tiny.FAMILIES[name] for name in ("t5", "t5gemma")}
-    monkeypatch.setattr(tiny, "FAMILIES", kept)
-    monkeypatch.setattr(arithmetic, "TOLERANCES", {mx.float32: 2e-4})
-    less = {"NUM_SENTENCES": 2, "NUM_TIES": 2, "NUM_THREADED": 8, "COUNT": 1000}
+    kept = {name: tiny.TINY_FAMILIES[name] for name in ("t5", "t5gemma")}
+    monkeypatch.setattr(tiny, "TINY_FAMILIES", kept)
+    monkeypatch.setattr(arithmetic, "LOGIT_TOLERANCES", {mx.float32: 2e-4})
+    less = {"NUM_SENTENCES": 2, "NUM_TIES": 2, "NUM_THREADED": 8, "SAMPLED_OUTPUTS": 1000}
     for module, changes in (
         (outputs, less),
-        (arithmetic, {"WIDTHS": range(5, 7)}),
+        (arithmetic, {"PASS_WIDTHS": range(5, 7)}),
         (speed, {"SENTENCE_STEP": 50, "SECONDS_OF_TURNS": 0.0}),
         (passes, {"SECONDS_AT_A_TIME": 0.0, "SECONDS_IN_ALL": 0.0}),
     ):
@@ -68,7 +68,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sound_models_pass(name: str, tiny_subject: Subject) -> None:
-    (check,) = (check for check in CHECKS if check.name == name)
+    (check,) = (check for check in ALL_CHECKS if check.name == name)
     found = check.find(tiny_subject)
     assert (found.name, found.status) == (name, "ok"), found
     # The line of `rows` is longer where bits differ, as they do on a Mac.
@@ -142,7 +142,7 @@ def test_logits_in_tf32_are_let_through_where_it_was_chosen(
 
 def test_a_stale_row_of_the_cache_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     tolerances = {mx.float32: 2e-4, mx.bfloat16: 0.08}
-    monkeypatch.setattr(arithmetic, "TOLERANCES", tolerances)
+    monkeypatch.setattr(arithmetic, "LOGIT_TOLERANCES", tolerances)
 
     def keep_one_more(cache: KVCache, lengths: list[int]) -> None:
         pairs = zip(lengths, cache.lengths, strict=True)
@@ -318,8 +318,10 @@ def test_a_process_that_crashes_or_hangs_is_a_finding(monkeypatch: pytest.Monkey
         "raise ValueError('no weights')": "exit code 1: ValueError: no weights",
         "pass": "the process ended with exit code 0",
     }.items():
-        monkeypatch.setattr(checks, "COMMAND", (sys.executable, "-Sc", code))
-        found = run(Check(outputs.threads, "", deadline=0.5 if "sleep" in code else 60), SHIPPED)
+        monkeypatch.setattr(checks, "CHECK_COMMAND", (sys.executable, "-Sc", code))
+        found = run_check(
+            Check(outputs.threads, "", deadline=0.5 if "sleep" in code else 60), SHIPPED
+        )
         assert (found.name, found.status) == ("threads", "failed") and reason in found.reason
 
 
@@ -333,7 +335,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, **statuses: Any) -> list[Subject]:
         reason = f"see {subject.model}/config.json, {'and so on ' * 9}"
         return Finding(check.name, status, reason, ("a note",), {"path": [subject.model]}, 1.0)
 
-    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command, "run_check", run)
     return seen
 
 

@@ -108,7 +108,7 @@ def test_a_block_for_an_issue_has_every_section(
         findings.append(check.find(subject))
         return findings[-1]
 
-    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command, "run_check", run)
     chosen = [part for name in ("versions", "device", "speed") for part in ("--only", name)]
     pair = ("--model", str(place / "weights" / "target"), "--draft-model", "weights/draft")
     monkeypatch.setenv("HOME", str(place))

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from speculative_t5.cli.document import Run
+from speculative_t5.cli.document import FilesRun
 
 import pytest
 from commands import Call
@@ -64,13 +64,13 @@ def test_files_of_word_s_locks_are_no_documents(call: Call, here: Path) -> None:
 def test_each_file_is_read_when_its_turn_comes(
     call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rewrite = Run.rewrite
+    rewrite = FilesRun.rewrite
 
-    def saving(self: Run, target: object, *arguments: object) -> None:
+    def saving(self: FilesRun, target: object, *arguments: object) -> None:
         rewrite(self, target, *arguments)  # type: ignore[arg-type]
         (here / "in" / "z.md").write_text("He go home.\n")
 
-    monkeypatch.setattr(Run, "rewrite", saving)
+    monkeypatch.setattr(FilesRun, "rewrite", saving)
     (here / "in" / "z.md").write_text("He was here.\n")
     done = call("document", "in/a.md", "in/z.md", "--in-place")
     assert done.code == 0 and (here / "in" / "z.md").read_text() == "He go home.\n"

@@ -149,13 +149,13 @@ def test_a_refused_replacement_leaves_an_older_backup(
     more = ("--in-place", "--backup")
     call("document", "in/a.md", *more).check_error("in/a.md.bak exists")
     with monkeypatch.context() as patch:
-        write = command.Run._write_all
+        write = command.FilesRun._write_all
 
         def late(*arguments: Any) -> None:
             (here / "in" / "a.md").write_text(SAVED)
             write(*arguments)
 
-        patch.setattr(command.Run, "_write_all", late)
+        patch.setattr(command.FilesRun, "_write_all", late)
         assert call("document", "in/a.md", *more, "--force").code == 1
     found = contents(here / "in")
     assert (found["a.md"], found["a.md.bak"]) == (SAVED, "older")

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.cli import terminal
 from speculative_t5.cli.options import DecoderOptions
-from speculative_t5.cli.repl import Conversation
+from speculative_t5.cli.repl import ReplSession
 from speculative_t5.decoding import Stats, total
 from speculative_t5.generation import GenerationOptions
 
@@ -25,16 +25,16 @@ Say = Callable[[str], list[str]]
 
 
 @pytest.fixture
-def repl(place: Path) -> Conversation:
+def repl(place: Path) -> ReplSession:
     """A conversation with a tiny model, which is its own draft."""
     models = (place / "weights" / name for name in ("target", "draft"))
     settings = DecoderOptions(prefix="").keywords | asdict(GenerationOptions(max_tokens=12))
     first = SpeculativeDecoder.from_pretrained(*models)
-    return Conversation(first, settings | {"show_drafts": True})
+    return ReplSession(first, settings | {"show_drafts": True})
 
 
 @pytest.fixture
-def say(repl: Conversation, monkeypatch: pytest.MonkeyPatch) -> Say:
+def say(repl: ReplSession, monkeypatch: pytest.MonkeyPatch) -> Say:
     """Let the conversation handle a line; return what it has shown."""
     console = recording(monkeypatch)
 
@@ -45,7 +45,7 @@ def say(repl: Conversation, monkeypatch: pytest.MonkeyPatch) -> Say:
     return say
 
 
-def test_options_are_set_by_name(repl: Conversation, say: Say) -> None:
+def test_options_are_set_by_name(repl: ReplSession, say: Say) -> None:
     for line, shown in (
         ("num_draft 8", "num_draft = 8"),
         ("--delta 0.2", "delta = 0.2"),
@@ -72,7 +72,7 @@ def test_options_are_set_by_name(repl: Conversation, say: Say) -> None:
         ("/stats", "there are no statistics yet: give a prompt first"),
     ],
 )
-def test_a_bad_line_changes_nothing(repl: Conversation, line: str, message: str) -> None:
+def test_a_bad_line_changes_nothing(repl: ReplSession, line: str, message: str) -> None:
     before, decoder = repl.settings, repl.decoder
     with pytest.raises(ValueError) as error:
         repl.handle(line)
@@ -80,7 +80,7 @@ def test_a_bad_line_changes_nothing(repl: Conversation, line: str, message: str)
     assert repl.settings == before and repl.decoder is decoder
 
 
-def test_the_prefix_goes_before_each_prompt(repl: Conversation, say: Say) -> None:
+def test_the_prefix_goes_before_each_prompt(repl: ReplSession, say: Say) -> None:
     say("/set show_drafts off")
     bare = say(PROMPT)
     assert say("/prefix summarize:") == ["prefix = 'summarize: '"]
@@ -94,7 +94,7 @@ def test_the_prefix_goes_before_each_prompt(repl: Conversation, say: Say) -> Non
 
 
 def test_a_person_may_leave_out_the_slash(
-    repl: Conversation, say: Say, monkeypatch: pytest.MonkeyPatch
+    repl: ReplSession, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     fit = SpeculativeDecoder.fit
@@ -121,7 +121,7 @@ def test_a_person_may_leave_out_the_slash(
     assert read[-1] == "/quit"
 
 
-def test_stats_cover_the_last_output_and_all(repl: Conversation, say: Say) -> None:
+def test_stats_cover_the_last_output_and_all(repl: ReplSession, say: Say) -> None:
     say(PROMPT)
     say("/set num_draft 3")
     say("The new man.")
@@ -133,7 +133,7 @@ def test_stats_cover_the_last_output_and_all(repl: Conversation, say: Say) -> No
 
 
 def test_an_interrupted_output_leaves_the_session_as_it_was(
-    repl: Conversation, say: Say, monkeypatch: pytest.MonkeyPatch
+    repl: ReplSession, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # While an output is shown, and while "auto" begins before it.
     for module, name, line in (
@@ -169,7 +169,7 @@ def test_an_error_on_a_pipe_costs_one_line_and_changes_the_exit_code(
     assert "error: delta must be between 0 and 1, got 9.0" in done.err
     first, second = done.out.splitlines()
     assert first == second
-    monkeypatch.setattr(Conversation, "handle", Mock(side_effect=[True, MemoryError, True]))
+    monkeypatch.setattr(ReplSession, "handle", Mock(side_effect=[True, MemoryError, True]))
     done = call("repl", *MODELS, stdin="one\nfail\ntwo\n")
     (line,) = done.err
     assert done.code == 3 and line.startswith("error: failed while running: MemoryError; run it")

@@ -132,7 +132,7 @@ def run_and_ask(
     asked: list[Future[None]] = []
 
     def announce(
-        settings: Settings, names: Any, host: str, port: int, real: Any = command.announce
+        settings: Settings, names: Any, host: str, port: int, real: Any = command.announce_server
     ) -> None:
         real(settings, names, host, port)
         asked.append(pool.submit(ask_and_stop, port))
@@ -145,7 +145,7 @@ def run_and_ask(
                 if is_there(client):
                     os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(command, "announce", announce)
+    monkeypatch.setattr(command, "announce_server", announce)
     with ThreadPoolExecutor(1) as pool:
         done = call("serve", "--port", "0", *options)
     asked[0].result()

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from speculative_t5 import tables
-from speculative_t5.cli.job import Output
+from speculative_t5.cli.job import RecordFile
 from speculative_t5.files import open_input
 from speculative_t5.tokenizers import Line, Shard, count_lines, read_lines
 
@@ -251,18 +251,18 @@ def test_a_stopped_table_is_resumed(
     batch: Call, here: Path, many: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert batch("in.csv", *OUT).code == 0
-    whole, append = many(), Output.append_bytes
+    whole, append = many(), RecordFile.append_bytes
     (here / "out.csv").write_bytes(b"of an earlier run\n")
     written: list[bytes] = []
 
-    def stop(self: Output, data: bytes) -> None:
+    def stop(self: RecordFile, data: bytes) -> None:
         append(self, data[:-5] if len(written) == 9 else data)
         written.append(data)
         if len(written) == 10:
             raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Output, "append_bytes", stop)
+        patch.setattr(RecordFile, "append_bytes", stop)
         assert batch("in.csv", *OUT, "--force").code == 1
     assert many() == b"of an earlier run\n" and (here / "out.csv.jsonl").exists()
     batch("in.csv", *OUT).check_error("the output out.csv.jsonl is not empty")

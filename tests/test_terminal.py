@@ -32,13 +32,13 @@ def handlers() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         raise Ended(number)
 
-    before = {number: signal.signal(number, end) for number in terminal.ENDING}
+    before = {number: signal.signal(number, end) for number in terminal.ENDING_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", terminal.ENDING)
+@pytest.mark.parametrize("number", terminal.ENDING_SIGNALS)
 def test_a_signal_waits_for_the_block(number: int) -> None:
     done = []
     with pytest.raises(Ended, match=str(int(number))), signals_held():
@@ -57,7 +57,9 @@ def test_a_signal_waits_for_the_block(number: int) -> None:
     assert signal.getsignal(number) == signal.SIG_IGN
 
 
-SYSTEM = [(OSError(n, os.strerror(n), "some/file"), "some/file: ", None) for n in terminal.ADVICE]
+SYSTEM = [
+    (OSError(n, os.strerror(n), "some/file"), "some/file: ", None) for n in terminal.ADVICE_BY_ERRNO
+]
 
 
 @pytest.fixture
@@ -156,7 +158,7 @@ def test_tips_are_given_once_a_day_on_terminals_unless_silenced(
     assert all(f"{terminal.TIPS_SWITCH}=0" in line for line in lines)
     assert given() == []
     stamp = tmp_path / "speculative_t5" / "tips-given"
-    os.utime(stamp, (0, stamp.stat().st_mtime - terminal.DAY - 1))
+    os.utime(stamp, (0, stamp.stat().st_mtime - terminal.SECONDS_OF_A_DAY - 1))
     assert given() == lines
     stamp.unlink()
     monkeypatch.setenv(terminal.TIPS_SWITCH, "0")

@@ -9,7 +9,7 @@ from typing import Any
 
 from speculative_t5 import distributed
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.cli.job import UNDONE
+from speculative_t5.cli.job import NOT_DECODED
 from speculative_t5.distributed import ProcessGroup, ProcessMessage
 
 import mlx.core as mx
@@ -153,7 +153,7 @@ def test_processes_share_the_model_and_the_first_one_writes(here: Path, expected
     assert results[0][2].startswith("line 12: empty")
     assert (here / "out.jsonl").read_bytes() == expected
     records = expected.splitlines(keepends=True)[:9]
-    undone = json.loads(records[4]) | {"error": f"line 5: {UNDONE}"}
+    undone = json.loads(records[4]) | {"error": f"line 5: {NOT_DECODED}"}
     records[4] = json.dumps(undone).encode() + b"\n"
     records[8] = records[8][:30]  # torn
     (here / "out.jsonl").write_bytes(b"".join(records))
@@ -328,7 +328,7 @@ def tear(here: Path) -> None:
 
 def leave_out(here: Path) -> None:
     _, *rest = (here / f"{PART}3-of-3").read_bytes().splitlines(keepends=True)
-    record = {"id": 3, "prompt": "The and fish", "error": f"line 3: {UNDONE}"}
+    record = {"id": 3, "prompt": "The and fish", "error": f"line 3: {NOT_DECODED}"}
     (here / f"{PART}3-of-3").write_bytes(json.dumps(record).encode() + b"\n" + b"".join(rest))
 
 

@@ -24,19 +24,28 @@ from .. import tokenizers
 from ..distributed import ProcessGroup, process_group
 from ..errors import count
 from ..files import is_special, open_input
-from ..generation import Generation, process_facts
+from ..generation import BatchOptions, Generation, process_facts
 from ..options import option
 from ..tables import TABLES, pyarrow
 from ..tokenizers import PROMPT_FIELD, PROMPT_SUFFIXES, Format, Line, Shard
 from . import job, terminal
-from .job import ADVICE, UNDONE, Counts, Output, Record, Requests, process, shown_name
+from .job import (
+    NOT_DECODED,
+    RESUME_ADVICE,
+    Record,
+    RecordCounts,
+    RecordFile,
+    Requests,
+    process,
+    shown_name,
+)
 from .options import DecoderOptions, Keywords, choose, with_options
 from .terminal import note, one_line
 
-FORMATS = get_args(Format)
-REPLACE = "--force to replace it, or give another --output"
+PROMPT_FORMATS = get_args(Format)
+REPLACE_ADVICE = "--force to replace it, or give another --output"
 MAX_ERRORS_SHOWN = 10  # on standard error
-COUNTED = ("emitted", "rounds", "drafted", "accepted")
+COUNTED_STATS = ("emitted", "rounds", "drafted", "accepted")
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class FileOptions:
     )
     format: str | None = option(
         None,
-        f"Format of INPUT: {', '.join(FORMATS)}.",
+        f"Format of INPUT: {', '.join(PROMPT_FORMATS)}.",
         shown=f"jsonl with a field, or as INPUT ends in {', '.join(PROMPT_SUFFIXES)}",
     )
     prompt_field: str | None = option(
@@ -82,26 +91,33 @@ class FileOptions:
             raise ValueError(f"--parallel must be data or tensor, got {self.parallel!r}")
         if self.resume and self.force:
             raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
-        if self.format not in (None, *FORMATS):
-            raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {self.format!r}")
+        if self.format not in (None, *PROMPT_FORMATS):
+            raise ValueError(
+                f"--format must be one of {', '.join(PROMPT_FORMATS)}, got {self.format!r}"
+            )
         if self.format == "text" and self.fields:
             raise ValueError(
                 f"the field {self.fields[0]!r} is given, and lines of text have none: leave out "
                 "--prompt-field and --id-field, or --format text"
             )
         if self.delimiter is not None:
-            vars(self).update(delimiter=_delimiter(self.delimiter))
+            _separator(self.delimiter)
         if self.join and self.output == "-":
             raise ValueError("--join needs the --output whose parts it joins: give it")
         if self.join and self.resume:
             raise ValueError("--join replaces OUTPUT, which --resume keeps: leave out --resume")
 
     @property
+    def separator(self) -> str | None:
+        """The character between the cells of CSV, if it is given."""
+        return None if self.delimiter is None else _separator(self.delimiter)
+
+    @property
     def fields(self) -> list[str]:
         return [name for name in (self.prompt_field, self.id_field) if name is not None]
 
 
-def _delimiter(text: str) -> str:
+def _separator(text: str) -> str:
     """Return the character that an option names; refuse what cannot stand between cells."""
     found = {"tab": "\t", "\\t": "\t"}.get(text, text)
     if len(found) != 1 or found in '"\r\n\0' or found.isalnum():
@@ -141,7 +157,7 @@ def batch(
             return
         if files.join:
             _join(job_files, processes)
-        total = tokenizers.count_lines(stream, job_files.form, delimiter=files.delimiter)
+        total = tokenizers.count_lines(stream, job_files.form, delimiter=files.separator)
         if total is not None:
             _check_prompts(source, job_files.read(Shard()))
         options, keywords = choose(ctx, options, keywords)
@@ -150,7 +166,7 @@ def batch(
         failed = _decode(job_files, work, total, options, keywords)
     terminal.give_tips()
     if failed:
-        raise typer.Exit(terminal.SOME_FAILED)
+        raise typer.Exit(terminal.EXIT_SOME_FAILED)
 
 
 @dataclass
@@ -195,7 +211,7 @@ class JobFiles:
             self.files.prompt_field or PROMPT_FIELD,
             part,
             id_field=self.files.id_field,
-            delimiter=self.files.delimiter,
+            delimiter=self.files.separator,
         )
 
     def is_done(self, processes: ProcessGroup | None) -> bool:
@@ -206,15 +222,15 @@ class JobFiles:
         files, output, force = self.files, self.files.output, self.files.force
         joins = files.join or (processes is not None and files.parallel == "data")
         begun = any(map(job.has_content, job.find_parts(output))) if joins else True
-        advice = REPLACE if joins else ADVICE
-        Output(output, self.stream, resume=files.resume and begun, force=force, advice=advice)
+        advice = REPLACE_ADVICE if joins else RESUME_ADVICE
+        RecordFile(output, self.stream, resume=files.resume and begun, force=force, advice=advice)
         if not self.is_table:
             return False
         resume = files.resume and (begun if joins else job.has_content(output))
         if files.resume and not resume and not processes and job.has_content(self.target):
             note(f"{self.target} is there, so nothing is left to do; --force starts over")
             return True
-        Output(self.target, self.stream, resume=resume, force=force, advice=REPLACE)
+        RecordFile(self.target, self.stream, resume=resume, force=force, advice=REPLACE_ADVICE)
         return False
 
 
@@ -227,7 +243,7 @@ def _join(job_files: JobFiles, processes: ProcessGroup | None) -> NoReturn:
     if job_files.is_table:
         job.make_table(target, output)
     note(f"[{count(joined.done, 'record')} in {target}, {joined.failed:,} with errors]")
-    raise typer.Exit(terminal.SOME_FAILED if joined.failed else 0)
+    raise typer.Exit(terminal.EXIT_SOME_FAILED if joined.failed else 0)
 
 
 def _facts(job_files: JobFiles, options: DecoderOptions, keywords: Keywords) -> dict[str, str]:
@@ -253,35 +269,34 @@ def _decode(
 ) -> int:
     """Decode the lines of this process; return how many records with errors decide how it ends."""
     outcome = job.outcome_of(keywords, truncate=options.truncate)
-    writer = Output(
+    writer = RecordFile(
         work.output, job_files.stream, resume=work.resume, force=work.force, outcome=outcome
     )
     lines, expected = job_files.read(work.shard), None if total is None else work.shard.size(total)
-    decoder = options.load(work.group)
+    decoder, batch_size = options.load(work.group), job_files.files.batch_size
+    decoder.check_batch(BatchOptions(batch_size=batch_size, **keywords))
 
     def generate(requests: Requests) -> Iterator[tuple[int, Generation]]:
         by_length = total is not None  # prompts from a pipe are decoded as they come
-        batch_size = job_files.files.batch_size
         return decoder.iter_batch(requests, batch_size=batch_size, by_length=by_length, **keywords)
 
-    generate([])  # checks the options before anything is written
     if total is None:  # of a pipe, the first object has to do
         first = list(islice(lines, 1))
         _check_prompts(job_files.source, [line for line in first if line.columns is not None])
         lines = chain(first, lines)
     with writer:
-        counts = Counts()
+        counts = RecordCounts()
         if work.resume:
             lines, counts = writer.resume(lines, gaps=work.group is None)
         skipped = work.start(counts.done)
         if skipped:
-            lines, counts = islice(lines, skipped, None), Counts(skipped)
+            lines, counts = islice(lines, skipped, None), RecordCounts(skipped)
         writer.begin()
         with Progress(expected, counts, work, writer.is_file) as progress:
 
             def emit(record: Record) -> None:
                 writer.append_bytes(record.to_json())
-                progress.written += record.error != UNDONE
+                progress.written += record.error != NOT_DECODED
 
             process(
                 lines,
@@ -382,7 +397,7 @@ class Progress(AbstractContextManager["Progress"]):
     """Shows on standard error how a run goes: a bar, errors, and a summary at the end."""
 
     total: int | None
-    counts: Counts  # of an earlier run, which go on
+    counts: RecordCounts  # of an earlier run, which go on
     work: Division
     resumable: bool
 
@@ -391,7 +406,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._unknown: dict[str, None] = {}  # characters, in the order they were found
         self._lacking = 0  # prompts with some of them
         self._errors = 0  # since the run began
-        self._sums: Counter[str] = Counter()  # of the statistics in `COUNTED`
+        self._sums: Counter[str] = Counter()  # of the statistics in `COUNTED_STATS`
         self._began = time.perf_counter()
         hidden = None if self.work.is_first else True  # None: if it is not a terminal
         self._bar = tqdm(
@@ -412,7 +427,7 @@ class Progress(AbstractContextManager["Progress"]):
                 tqdm.write(text, file=sys.stderr)
         else:
             for done in (record.done, *record.done.alternatives):
-                self._sums.update({name: getattr(done.stats, name) for name in COUNTED})
+                self._sums.update({name: getattr(done.stats, name) for name in COUNTED_STATS})
             self.counts.cut += record.done.finish_reason == "length"
             rate = self._sums["emitted"] / (time.perf_counter() - self._began)
             self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)

@@ -121,18 +121,18 @@ def bench(*, models: BenchModels, wanted: BenchOptions) -> None:
         bar.set_description("measuring")
         reports = report_on(variants, prompts, wanted.turns, bar.update)
     result: dict[str, Any] = {
-        "machine": _machine(),
+        "machine": _machine_facts(),
         "target": target,
         "draft": draft,
         "prompts": len(prompts),
         "max_tokens": wanted.max_tokens,
         "draft_vocab": models.draft_vocab,
         "turns": wanted.turns,
-        "rows": [_row(report) for report in reports],
+        "rows": [_json_row(report) for report in reports],
     }
     if shapes:
         result |= {"acceptance": wanted.acceptance, "source": wanted.source}
-    print(json.dumps(result) if wanted.as_json else "\n".join(_table(result, reports)))
+    print(json.dumps(result) if wanted.as_json else "\n".join(_bench_table(result, reports)))
     give_tips()
 
 
@@ -156,7 +156,7 @@ def _decoders(
     return decoders
 
 
-def _machine() -> dict[str, Any]:
+def _machine_facts() -> dict[str, Any]:
     """Return what figures depend on besides the models."""
     return {
         "device": str(mx.default_device()),
@@ -167,7 +167,7 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _row(report: VariantReport) -> dict[str, Any]:
+def _json_row(report: VariantReport) -> dict[str, Any]:
     # In JSON plain decoding has always been called regular.
     return asdict(report) | ({"name": "regular"} if report.name == PLAIN_DECODING else {})
 
@@ -212,7 +212,7 @@ def _replaying(
     return [plain, *(replace(v, plan=plan) for v, plan in zip(drafting, plans, strict=True))]
 
 
-def _table(result: dict[str, Any], reports: Sequence[VariantReport]) -> list[str]:
+def _bench_table(result: dict[str, Any], reports: Sequence[VariantReport]) -> list[str]:
     draft = f", {model_name(result['draft'])} drafts" if result["draft"] else ""
     heads = (
         "",

@@ -19,12 +19,12 @@ from ..errors import check_utf8, count, escaped
 from ..models import SharingDraft
 from ..options import option
 from ..tokenizers import PROMPT_FIELD, Format, PromptEncoder
-from .options import decoder_option, in_output, with_options
+from .options import decoder_option, output_option, with_options
 from .terminal import note, visible
 
-EVERY = 30  # seconds between lines where there is no terminal
-RECENT = 20  # steps whose mean loss is shown
-UNITS = {"training": " steps", "judging": " outputs"}  # of bars, otherwise prompts
+SECONDS_BETWEEN_LINES = 30  # seconds between lines where there is no terminal
+RECENT_STEPS = 20  # steps whose mean loss is shown
+BAR_UNITS = {"training": " steps", "judging": " outputs"}  # of bars, otherwise prompts
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def distill(
         "Draft of this target to train further: a folder or a name.",
         shown="copies of the target's layers",
     ),
-    dry_run: bool = in_output(False, "Read the data and describe the run; write nothing."),
+    dry_run: bool = output_option(False, "Read the data and describe the run; write nothing."),
 ) -> None:
     """Train a draft for a T5 or T5Gemma from prompts alone.
 
@@ -98,7 +98,7 @@ def distill(
     is run again.
     """
     os.stat(data)
-    name = _name_of(model)
+    name = _name_of_target(model)
     output = output or new_folder(f"{Path(name).name}-draft")
     distilling.check_output(output)
     task = _load_task(model, name, dtype, start_from)
@@ -124,7 +124,7 @@ def distill(
     print(_result(output, judgement, [*program.split(), "--model", model]))
 
 
-def _name_of(model: str) -> str:
+def _name_of_target(model: str) -> str:
     """Return the name of a target, which is written into the draft's folder."""
     folder = find_folder(model)
     return name_of_folder(Path(os.path.abspath(folder))) if folder else model
@@ -167,7 +167,7 @@ class Stages:
         self.bar = tqdm(disable=True)
         self._first: distilling.StageProgress | None = None  # of the stage
         self._began = self._last_line = 0.0
-        self._losses: deque[float] = deque(maxlen=RECENT)
+        self._losses: deque[float] = deque(maxlen=RECENT_STEPS)
         self._tokens_per_pass = ""
 
     def show(self, now: distilling.StageProgress) -> None:
@@ -179,7 +179,7 @@ class Stages:
                 total=now.total,
                 initial=now.done,
                 desc=now.stage,
-                unit=UNITS.get(now.stage, " prompts"),
+                unit=BAR_UNITS.get(now.stage, " prompts"),
                 disable=None,
             )
         more, seconds = "", time.perf_counter() - self._began
@@ -194,7 +194,7 @@ class Stages:
             self.bar.total = now.total
             self.bar.set_postfix_str(more, refresh=False)
             self.bar.update(now.done - self.bar.n)
-        elif now.tokens_per_pass is not None or seconds - self._last_line > EVERY:
+        elif now.tokens_per_pass is not None or seconds - self._last_line > SECONDS_BETWEEN_LINES:
             step = f"step {now.done:,}" if now.tokens_per_pass else f"{now.done:,} of {now.total:,}"
             note(f"{now.stage}: {step}{', ' if more else ''}{more}")
             self._last_line = seconds

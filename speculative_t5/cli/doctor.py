@@ -13,11 +13,11 @@ import typer
 from tqdm import tqdm
 
 from ..checkpoints import as_dtype, find_cached, find_folder, or_nearest
-from ..doctor import CHECKS, Check, Finding, Subject, as_markdown, chosen, run
+from ..doctor import ALL_CHECKS, Check, Finding, Subject, as_markdown, chosen, run_check
 from ..errors import count
 from ..options import option
-from .options import decoder_option, draft_of, in_output, with_options
-from .terminal import FAILED, columns, visible
+from .options import decoder_option, draft_of, output_option, with_options
+from .terminal import EXIT_FAILED, columns, visible
 
 REPORT_WIDTH = 80  # columns, whatever the terminal has
 NOTE_INDENT = " " * 10  # of the lines below a finding
@@ -29,15 +29,15 @@ def doctor(
     draft_model: str | None = decoder_option("draft_model"),
     dtype: str | None = decoder_option("dtype"),
     only: list[str] | None = option(None, "Run only this check; may be repeated."),
-    report: bool = in_output(
+    report: bool = output_option(
         False,
         "Measure random models of published shapes, too, and print one block of Markdown to paste "
         "into an issue; takes a few minutes.",
     ),
-    as_json: bool = in_output(
+    as_json: bool = output_option(
         False, "Print one JSON object with the numbers of --report, and all others."
     ),
-    list_checks: bool = in_output(False, "List the checks; run none."),
+    list_checks: bool = output_option(False, "List the checks; run none."),
 ) -> None:
     """Check on this machine that outputs are right, and measure how many tokens to draft.
 
@@ -79,7 +79,7 @@ def doctor(
     else:
         print(_summary(failed, len(checks), seconds))
     if failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _draft_of(model: str, draft_model: str | None) -> str | None:
@@ -94,7 +94,7 @@ def _run_all(checks: Sequence[Check], subject: Subject, *, quiet: bool) -> list[
     for number, check in enumerate(checks, start=1):
         now = f"{check.name} ({number} of {len(checks)}) ..."
         with tqdm(desc=now, bar_format="{desc}", leave=False, disable=None):
-            finding = run(check, subject)
+            finding = run_check(check, subject)
         finding = Finding(**_without_home(asdict(finding)))
         findings.append(finding)
         if not quiet:
@@ -114,7 +114,7 @@ def _summary(failed: Sequence[str], number: int, seconds: float) -> str:
 
 def lines_about(finding: Finding) -> Iterator[str]:
     """Yield the lines of a report about one check, of at most REPORT_WIDTH columns."""
-    width = max(len(check.name) for check in CHECKS)
+    width = max(len(check.name) for check in ALL_CHECKS)
     head = f"{finding.name.ljust(width)}  {finding.status.ljust(7)}  "
     parts = [(head, " " * len(head), finding.reason)]
     parts += [(NOTE_INDENT, NOTE_INDENT, note) for note in finding.notes]

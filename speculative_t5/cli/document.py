@@ -29,7 +29,7 @@ from ..generation import SpeculativeDecoder
 from ..options import option
 from . import terminal
 from .options import DecoderOptions, with_base, with_options
-from .pieces import KEPT, PartialFile
+from .pieces import PIECE_FIELDS, PartialFile
 from .report import PIECE_UNITS, report, where
 from .review import review
 from .targets import (
@@ -41,7 +41,7 @@ from .targets import (
     partial_file_of,
     stat_of,
 )
-from .terminal import FULL, note, one_line
+from .terminal import DISK_ERRORS, note, one_line
 
 
 @with_options(changes={"task": None})
@@ -71,6 +71,7 @@ def document(
     """
     if options.truncate:
         raise ValueError("--truncate would lose a part of the text: leave it out")
+    files = files.as_meant()
     job = partial_file_of(sources, files)
     targets = find_targets(sources, files)
     several = is_several(sources, targets)
@@ -78,7 +79,7 @@ def document(
     decoder = with_base(ctx, options).load()
     Document(decoder, "", wanted).rewrite(batch_size=batch_size)  # checks the options
     kept = _pieces_file(job, decoder, wanted, options, files, targets) if job else None
-    run = Run(decoder, wanted, files, batch_size, kept, several=several)
+    run = FilesRun(decoder, wanted, files, batch_size, kept, several=several)
     with kept or nullcontext():
         if kept:
             clear_temporaries(Path(each.output).resolve() for each in targets if each.output)
@@ -89,7 +90,7 @@ def document(
     run.list_bad()
     terminal.give_tips()
     if run.bad or (files.check and run.changed):
-        raise typer.Exit(terminal.FAILED)
+        raise typer.Exit(terminal.EXIT_FAILED)
 
 
 def _pieces_file(
@@ -112,7 +113,7 @@ def _pieces_file(
 
 
 @dataclass
-class Run:
+class FilesRun:
     """Files one after the other, each read when its turn comes.
 
     Of several, one that cannot be read or written does not keep the others from being done.
@@ -144,7 +145,7 @@ class Run:
             whole = Document(self.decoder, reading.form.text, self.wanted, reading.form.breaks)
         if whole is None or reading is None:
             return
-        pieces, seconds = _decoded(whole, self.kept, self.batch_size, target, reading)
+        pieces, seconds = _decode_pieces(whole, self.kept, self.batch_size, target, reading)
         with self._alone(target, keep=True):
             if self.files.review:
                 place = partial(where, target, reading.form, self.several)
@@ -184,7 +185,9 @@ class Run:
         try:
             yield
         except (ValueError, OSError, terminal.Failure) as error:
-            is_last = isinstance(error, BrokenPipeError) or getattr(error, "errno", 0) in FULL
+            is_last = (
+                isinstance(error, BrokenPipeError) or getattr(error, "errno", 0) in DISK_ERRORS
+            )
             if not self.several or is_last:
                 raise
             self.bad.append(terminal.failure(error))
@@ -258,7 +261,7 @@ class Run:
             )
 
 
-def _decoded(
+def _decode_pieces(
     whole: Document,
     kept: PartialFile | None,
     batch_size: int | None,
@@ -269,7 +272,9 @@ def _decoded(
     done: dict[int, Piece] = {}
     for record in kept.earlier.get(reading.key, ()) if kept else ():
         source = whole.text[record["start"] : record["end"]]
-        done[record["start"]] = Piece(source=source, **{name: record[name] for name in KEPT})
+        done[record["start"]] = Piece(
+            source=source, **{name: record[name] for name in PIECE_FIELDS}
+        )
     began = time.perf_counter()
     pieces, unit = [*done.values()], f" {PIECE_UNITS[str(whole.options.by)]}s"
     with tqdm(
@@ -282,7 +287,7 @@ def _decoded(
         for piece in whole.rewrite(batch_size=batch_size, done=done):
             pieces.append(piece)
             if kept:
-                record = {name: getattr(piece, name) for name in KEPT}
+                record = {name: getattr(piece, name) for name in PIECE_FIELDS}
                 end = piece.start + len(piece.source)
                 kept.append({"file": reading.key, "end": end} | record)
             bar.update()

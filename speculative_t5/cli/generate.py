@@ -23,9 +23,9 @@ from .options import (
     DecoderOptions,
     Keywords,
     choose,
-    in_models,
-    in_output,
     is_given,
+    model_option,
+    output_option,
     with_options,
 )
 from .terminal import STATS_IN_JSON, footer, note
@@ -45,7 +45,7 @@ def _print_version(asked: bool) -> None:
 def generate(
     ctx: typer.Context,
     *,
-    prompt: str | None = in_models(
+    prompt: str | None = model_option(
         None,
         "Prompt; - reads it from standard input. Without this option, a pipe or a redirected file "
         "is read.",
@@ -53,8 +53,10 @@ def generate(
     ),
     options: DecoderOptions,
     keywords: Keywords,
-    show_drafts: bool = in_output(False, "On a terminal, colour tokens by where they came from."),
-    as_json: bool = in_output(False, "Print one JSON object at the end instead of the text."),
+    show_drafts: bool = output_option(
+        False, "On a terminal, colour tokens by where they came from."
+    ),
+    as_json: bool = output_option(False, "Print one JSON object at the end instead of the text."),
     version: Annotated[
         bool,
         typer.Option(

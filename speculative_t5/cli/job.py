@@ -28,13 +28,13 @@ from .terminal import STATS_IN_JSON, signals_held
 
 MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the output adds some
 MAX_HELD, MAX_HELD_SIZE = 1000, 2**24  # of records with errors that wait for their turn
-GIVEN = "given"  # the field of a record for fields of the line that have names in use
-OUTCOME = ("text", "finish_reason", "score", "truncated", "alternatives", "stats", "error")
+GIVEN_FIELD = "given"  # the field of a record for fields of the line that have names in use
+OUTCOME_FIELDS = ("text", "finish_reason", "score", "truncated", "alternatives", "stats", "error")
 # Those that only some options give: without them, a field of the line keeps the name.
-OPTIONAL = ("score", "truncated", "alternatives")
-COLUMNS = ("id", "prompt", "text", "finish_reason", "error")  # of each table, before others
-UNDONE = "not decoded when the run ended: run it again with --resume"
-ADVICE = "--resume to continue it, or --force to start over"
+OPTIONAL_FIELDS = ("score", "truncated", "alternatives")
+TABLE_COLUMNS = ("id", "prompt", "text", "finish_reason", "error")  # of each table, before others
+NOT_DECODED = "not decoded when the run ended: run it again with --resume"
+RESUME_ADVICE = "--resume to continue it, or --force to start over"
 
 Requests = Iterable[tuple[int, list[int]]]
 Generate = Callable[[Requests], Iterator[tuple[int, Generation]]]
@@ -49,7 +49,7 @@ class Record:
     error: str = ""
     source: Source | None = None
     earlier: bytes = b""  # the whole record, if an earlier run has made it
-    outcome: Collection[str] = OUTCOME  # names that fields of the line must leave to it
+    outcome: Collection[str] = OUTCOME_FIELDS  # names that fields of the line must leave to it
 
     def to_json(self) -> bytes:
         """Return one line of JSON, newline included.
@@ -75,28 +75,30 @@ class Record:
 
 def says_undone(record: Mapping[str, Any], line: Line) -> bool:
     """Whether a record of a file says that its line was not decoded when the run ended."""
-    return bool(record.get("error") == f"{line.place}: {UNDONE}")
+    return bool(record.get("error") == f"{line.place}: {NOT_DECODED}")
 
 
 def outcome_of(keywords: Mapping[str, Any], *, truncate: bool) -> tuple[str, ...]:
     """Return the names that a run gives to what it makes of a line, by its options."""
     has_scores = keywords.get("scores") or keywords.get("num_beams", 1) > 1
     wanted = (has_scores, truncate, keywords.get("num_return_sequences", 1) > 1)
-    left_out = {name for name, is_wanted in zip(OPTIONAL, wanted, strict=True) if not is_wanted}
-    return tuple(name for name in OUTCOME if name not in left_out)
+    left_out = {
+        name for name, is_wanted in zip(OPTIONAL_FIELDS, wanted, strict=True) if not is_wanted
+    }
+    return tuple(name for name in OUTCOME_FIELDS if name not in left_out)
 
 
-def fields_of(line: Line, outcome: Collection[str] = OUTCOME) -> dict[str, Any]:
+def fields_of(line: Line, outcome: Collection[str] = OUTCOME_FIELDS) -> dict[str, Any]:
     """Return the fields of a line's record that come from the line.
 
     Those with names in use, as of the `outcome`, are in one more field.
     """
     fields: dict[str, Any] = {"id": line.id, "prompt": line.prompt}
     given: dict[str, Any] = {}
-    taken = (*fields, GIVEN, *outcome)
+    taken = (*fields, GIVEN_FIELD, *outcome)
     for name, value in (line.columns or {}).items():
         (given if name in taken else fields)[name] = value
-    return fields | ({GIVEN: given} if given else {})
+    return fields | ({GIVEN_FIELD: given} if given else {})
 
 
 def process(
@@ -107,7 +109,7 @@ def process(
     *,
     watch: Callable[[Record], None] = lambda _: None,
     kept: Mapping[int, bytes] = MappingProxyType({}),
-    outcome: Collection[str] = OUTCOME,
+    outcome: Collection[str] = OUTCOME_FIELDS,
 ) -> None:
     """Make a record of each line, and emit the records in the order of the lines.
 
@@ -118,17 +120,17 @@ def process(
     each record as soon as it is made, perhaps before those ahead of it. `kept` are whole records
     of an earlier run, by the number of their line. For `outcome` see `fields_of`.
     """
-    run = _Run(iter(lines), encode, emit, watch, kept, partial(Record, outcome=outcome))
+    run = _LinesInOrder(iter(lines), encode, emit, watch, kept, partial(Record, outcome=outcome))
     try:
         while not run.at_end:
-            for index, done in _decoded(lambda: generate(run.requests()), run.fail):
+            for index, done in _generate_all(lambda: generate(run.requests()), run.fail):
                 run.succeed(index, done)
     finally:
         run.emit_rest()
 
 
 @dataclass
-class _Run:
+class _LinesInOrder:
     """Lines that are being decoded, and records that wait for those of the lines before them."""
 
     remaining: Iterator[Line]
@@ -192,7 +194,7 @@ class _Run:
         """Emit the record of the first line, or one that says that it was not decoded."""
         with signals_held():
             self.torn, line = True, self.order.popleft()
-            self.emit(self.ready.pop(line.number, self.make(line, error=UNDONE)))
+            self.emit(self.ready.pop(line.number, self.make(line, error=NOT_DECODED)))
             self.torn = False
 
     def emit_rest(self) -> None:
@@ -201,7 +203,7 @@ class _Run:
             self.emit_first()
 
 
-def _decoded(
+def _generate_all(
     generate: Callable[[], Iterator[tuple[int, Generation]]], fail: Callable[[RowError], None]
 ) -> Iterator[tuple[int, Generation]]:
     """Yield outputs; begin again after one that could not go on, which ends all beside it."""
@@ -214,7 +216,7 @@ def _decoded(
 
 
 @dataclass
-class Counts:
+class RecordCounts:
     """Counts of records that are written, and those behind a gap that an earlier run has left."""
 
     done: int = 0
@@ -232,7 +234,7 @@ def shown_name(output: str) -> str:
     return "standard output" if output == "-" else output
 
 
-class Output(LineFile):
+class RecordFile(LineFile):
     """A file of records, appended a whole line at a time; "-" is standard output.
 
     The file is not created before it is entered (`with`), which also locks it. It must be another
@@ -247,8 +249,8 @@ class Output(LineFile):
         *,
         resume: bool = False,
         force: bool = False,
-        advice: str = ADVICE,
-        outcome: Collection[str] = OUTCOME,
+        advice: str = RESUME_ADVICE,
+        outcome: Collection[str] = OUTCOME_FIELDS,
     ) -> None:
         if not name:
             raise ValueError(f"the output must be the name of a file, or -, got {name!r}")
@@ -282,13 +284,15 @@ class Output(LineFile):
         if self.is_file and not self._keep:
             self.cut(0)
 
-    def resume(self, lines: Iterator[Line], *, gaps: bool = True) -> tuple[Iterator[Line], Counts]:
+    def resume(
+        self, lines: Iterator[Line], *, gaps: bool = True
+    ) -> tuple[Iterator[Line], RecordCounts]:
         """Skip the lines that have records, up to the first without; cut off all behind it.
 
         Returns the lines still to do, and what is known of the records, with those that were cut
         off if `gaps` is set; refuses records of other lines.
         """
-        earlier, at, end, ahead = Counts(), 0, 0, list[Line]()
+        earlier, at, end, ahead = RecordCounts(), 0, 0, list[Line]()
         for number, raw in enumerate(self.lines(MAX_RECORD), 1):
             at += len(raw)
             record, line = json_object(raw), next(lines, None)
@@ -335,14 +339,15 @@ def check_record(where: str, record: Mapping[str, Any], line: Line | None) -> Li
 def _fields_in(record: Mapping[str, Any], line: Line) -> dict[str, Any]:
     """Return the fields of a record that come from its line, in the form of `fields_of`.
 
-    Those that have a name of `OPTIONAL` are in a field of their own only if the run had the option.
+    Those that have a name of `OPTIONAL_FIELDS` are in a field of their own only if the run had the
+    option.
     """
-    found = {name: value for name, value in record.items() if name not in OUTCOME}
-    given = found.get(GIVEN)
-    moved = {name: record[name] for name in OPTIONAL if name in record}
+    found = {name: value for name, value in record.items() if name not in OUTCOME_FIELDS}
+    given = found.get(GIVEN_FIELD)
+    moved = {name: record[name] for name in OPTIONAL_FIELDS if name in record}
     moved = {name: value for name, value in moved.items() if name in (line.columns or {})}
     if moved and (given is None or isinstance(given, dict)):
-        found[GIVEN] = moved | (given or {})
+        found[GIVEN_FIELD] = moved | (given or {})
     return found
 
 
@@ -384,13 +389,13 @@ def has_content(path: str | Path) -> bool:
     return os.path.exists(path) and os.path.getsize(path) > 0
 
 
-def join_parts(output: str, lines: Iterator[Line], parts: Sequence[Path]) -> Counts:
+def join_parts(output: str, lines: Iterator[Line], parts: Sequence[Path]) -> RecordCounts:
     """Write the records of all parts to the output, in the order of the lines; remove the parts.
 
     The output is replaced as a whole, or not at all. A part that is not whole, still being written
     or of other lines is refused.
     """
-    joined = Counts()
+    joined = RecordCounts()
     with ExitStack() as undo:
         for path in parts:
             part = undo.enter_context(path.open("r+b"))
@@ -450,5 +455,7 @@ def _records(parts: Sequence[Path], lines: Iterable[Line], advice: str) -> Itera
 def make_table(output: str, records: str) -> None:
     """Replace the output as a whole by a table of a file of records, which is then removed."""
     with replacing(output, private_mode(output, [os.stat(records)])) as new:
-        write_table(new, Path(output).suffix.lower(), Path(records), COLUMNS, without=("stats",))
+        write_table(
+            new, Path(output).suffix.lower(), Path(records), TABLE_COLUMNS, without=("stats",)
+        )
     os.unlink(records)

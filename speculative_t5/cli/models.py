@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from ..checkpoints import Listed, dtype_name, how_to_convert, list_models
 from ..errors import escaped
-from .options import in_output, with_options
+from .options import output_option, with_options
 from .terminal import columns, is_terminal, note, one_line
 
 
 @with_options
 def models(
-    as_json: bool = in_output(False, "Print one JSON object per line instead of the table."),
+    as_json: bool = output_option(False, "Print one JSON object per line instead of the table."),
 ) -> None:
     """List the models on this machine: family, size, stored types, and the drafts that fit each."""
     found = list_models()

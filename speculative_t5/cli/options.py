@@ -36,7 +36,7 @@ Value = TypeVar("Value")
 DEFAULT_MODEL = "correct-base"
 ON_OFF = {"on": True, "off": False}
 # Of --help, in order; options without one come first.
-PANELS = (
+PANELS_IN_ORDER = (
     None,
     "Server",
     "Models",
@@ -47,11 +47,11 @@ PANELS = (
     "Constraints",
     "Beam search",
 )
-in_models, in_output, in_server = (
+model_option, output_option, server_option = (
     partial(option, panel=panel) for panel in ("Models", "Output", "Server")
 )
 # For `with_options`: what needs finished outputs is not shown by commands that refuse it.
-UNSHOWN: dict[str, dict[str, Any]] = {
+HIDDEN_OPTIONS: dict[str, dict[str, Any]] = {
     name: {"hidden": True} for name in ("scores", "num_beams", "length_penalty", "early_stopping")
 }
 
@@ -73,27 +73,27 @@ Keywords = Annotated[dict[str, Any], GenerationOptions]
 class DecoderOptions(DecodingOptions):
     """Which models to load, how to read prompts, and how to draft and verify."""
 
-    model: str = in_models(
+    model: str = model_option(
         DEFAULT_MODEL,
         "Target: a folder, or the name of a model on this machine or on the Hugging Face Hub.",
     )
-    adapter: str | None = in_models(
+    adapter: str | None = model_option(
         None,
         "LoRA adapter of PEFT to merge into the model: a folder or a name; alone, into the model "
         "that it names.",
     )
-    draft_model: str | None = in_models(
+    draft_model: str | None = model_option(
         None,
         "Draft: a folder or a name, with the target's tokenizer; or lookup, which needs no model "
         "and copies from the prompt and the output.",
         shown="the draft named in the target's config.json, if any",
     )
-    dtype: str | None = in_models(
+    dtype: str | None = model_option(
         None,
         "Type to compute in: float32, float16 or bfloat16.",
         shown="float32 on a CPU; elsewhere bfloat16, or float16 for a T5 v1.0 stored so",
     )
-    task: str | None = in_models(
+    task: str | None = model_option(
         None,
         "Use the options that the checkpoint has for a task, such as summarization; or default, "
         "for those that it has for all tasks. Options given here win.",
@@ -190,7 +190,7 @@ def with_options(
             # Fields without words for --help are for Python alone.
             told = [f for f in fields(group) if f.metadata.get("help")]
             told = [f for f in told if changes.get(f.name, {}) is not None]
-            told.sort(key=lambda each: PANELS.index(each.metadata["panel"]))
+            told.sort(key=lambda each: PANELS_IN_ORDER.index(each.metadata["panel"]))
             parameters += [_parameter(f.name, hints[f.name], f, changes) for f in told]
         elif isinstance(given.default, Field):
             parameters.append(_parameter(name, given.annotation, given.default, changes))
@@ -214,8 +214,8 @@ def with_options(
             hints = get_type_hints(group)
             keywords = {each: values.pop(each) for each in hints if each in values}
             for each in keywords:
-                if hints[each] in FORMS:
-                    keywords[each] = FORMS[hints[each]][2](each, keywords[each])
+                if hints[each] in TYPED_FORMS:
+                    keywords[each] = TYPED_FORMS[hints[each]][2](each, keywords[each])
             is_made = signature.parameters[name].annotation is group
             values[name] = group(**keywords) if is_made else keywords
         command(**values)
@@ -227,7 +227,7 @@ def with_options(
 
 def flag(name: str) -> str:
     """Return an option of the command line as one types it."""
-    return NAMES.get(name, (f"--{name.replace('_', '-')}",))[0].partition("/")[0]
+    return SPELLINGS.get(name, (f"--{name.replace('_', '-')}",))[0].partition("/")[0]
 
 
 def _parameter(
@@ -241,15 +241,15 @@ def _parameter(
         "rich_help_panel": about["panel"],
         "show_default": True if about["shown"] is None else about["shown"],
     }
-    looks |= LOOKS.get(name, {}) | dict(changes.get(name) or {})
+    looks |= HELP_LOOKS.get(name, {}) | dict(changes.get(name) or {})
     hint = looks.pop("hint", hint)
-    hint, default, _ = FORMS.get(hint, (hint, each.default, None))
+    hint, default, _ = TYPED_FORMS.get(hint, (hint, each.default, None))
     kind = str if get_origin(hint) is Literal else hint
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else default,
-        annotation=Annotated[kind, typer.Option(*NAMES.get(name, (switch,)), **looks)],
+        annotation=Annotated[kind, typer.Option(*SPELLINGS.get(name, (switch,)), **looks)],
     )
 
 
@@ -288,22 +288,22 @@ def draft_length(name: str, text: str) -> NumDraft:
     return parsed(name, text, int, "an integer of at least 1 or auto")
 
 
-def _early_stopping(name: str, text: str) -> EarlyStopping:
+def _typed_early_stopping(name: str, text: str) -> EarlyStopping:
     if text == "never":
         return "never"
     return parsed(name, text, ON_OFF.__getitem__, "on, off or never")
 
 
-def _ids(name: str, text: str | None) -> tuple[int, ...]:
+def _typed_ids(name: str, text: str | None) -> tuple[int, ...]:
     expected = "ids separated by commas"
     return parsed(name, text, lambda ids: tuple(map(int, ids.split(","))), expected) if text else ()
 
 
-def _texts(_: str, texts: list[str] | None) -> tuple[str, ...]:
+def _typed_texts(_: str, texts: list[str] | None) -> tuple[str, ...]:
     return tuple(texts or ())
 
 
-def _biases(name: str, texts: list[str] | None) -> dict[int, float]:
+def _typed_biases(name: str, texts: list[str] | None) -> dict[int, float]:
     def pair(text: str) -> tuple[int, float]:
         token, _, bias = text.partition("=")
         return int(token), float(bias)
@@ -312,17 +312,17 @@ def _biases(name: str, texts: list[str] | None) -> dict[int, float]:
 
 
 # The types of options that are typed in another form than Python's: type, default and parser.
-FORMS: dict[Any, tuple[Any, Any, Callable[[str, Any], Any]]] = {
+TYPED_FORMS: dict[Any, tuple[Any, Any, Callable[[str, Any], Any]]] = {
     NumDraft: (str, str(DraftingOptions.num_draft), draft_length),
-    Sequence[int]: (str | None, None, _ids),
-    str | Sequence[int]: (str | None, None, _ids),
-    str | Sequence[str]: (list[str] | None, None, _texts),
-    Words: (list[str] | None, None, _texts),
-    Mapping[int, float] | None: (list[str] | None, None, _biases),
-    EarlyStopping: (str, "off", _early_stopping),
+    Sequence[int]: (str | None, None, _typed_ids),
+    str | Sequence[int]: (str | None, None, _typed_ids),
+    str | Sequence[str]: (list[str] | None, None, _typed_texts),
+    Words: (list[str] | None, None, _typed_texts),
+    Mapping[int, float] | None: (list[str] | None, None, _typed_biases),
+    EarlyStopping: (str, "off", _typed_early_stopping),
 }
 # What else --help or a shell needs.
-LOOKS: dict[str, dict[str, Any]] = {
+HELP_LOOKS: dict[str, dict[str, Any]] = {
     "model": {"autocompletion": complete_model},
     "draft_model": {"autocompletion": complete_draft},
     "start_from": {"autocompletion": complete_draft},
@@ -335,7 +335,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 # What Python has as a method, and the command line as a command.
 IN_PYTHON = {"rewrite": "the command document"}
-NAMES = {
+SPELLINGS = {
     "max_source_length": ("--max-source-length", "--max-source"),
     "num_return_sequences": ("--num-return-sequences", "-n"),
     "keep_wo": ("--keep-wo/--no-keep-wo",),

@@ -16,7 +16,7 @@ from . import terminal
 from .targets import OutputOptions, Target
 from .terminal import note
 
-KEPT = ("line", "start", "output", "reason", "refused", "retried")  # of a piece
+PIECE_FIELDS = ("line", "start", "output", "reason", "refused", "retried")  # of a piece
 
 Header = dict[str, Any]
 
@@ -130,7 +130,7 @@ class PartialFile(LineFile):
         """Take over one record."""
         if not _is_text(record):
             raise self._no_piece()
-        if record.keys() == {"file", "end", *KEPT}:
+        if record.keys() == {"file", "end", *PIECE_FIELDS}:
             self.earlier.setdefault(record["file"], []).append(record)
             self.count += 1
         elif record.keys() == {"file", "done"}:

@@ -12,20 +12,20 @@ from ..decoding import Stats, total
 from ..generation import GenerationOptions, SpeculativeDecoder
 from . import terminal
 from .options import (
+    HIDDEN_OPTIONS,
     ON_OFF,
-    UNSHOWN,
     DecoderOptions,
     Keywords,
     choose,
     draft_length,
-    in_output,
     model_name,
+    output_option,
     parsed,
     with_options,
 )
 from .terminal import note, one_line
 
-COMMANDS = {
+REPL_COMMANDS = {
     "/set NAME VALUE": "change an option; /set alone shows all of them",
     "/prefix TEXT": "put TEXT and a space before each prompt; /prefix alone removes it",
     "/to LANGUAGE": "translate each prompt to a language; /to German from English says both",
@@ -35,24 +35,36 @@ COMMANDS = {
     "exit, quit, help": "the same when typed; after a space they are prompts",
 }
 # Only when typed: a file may hold them as prompts.
-BARE = {"exit": "/quit", "quit": "/quit", "help": "/help"}
+BARE_COMMANDS = {"exit": "/quit", "quit": "/quit", "help": "/help"}
 
 # What /set shows, and changes, except for the prefix.
-SHOWN = (
-    "num_draft", "delta", "verify", "temperature", "top_k", "top_p", "max_tokens", "seed",
-    "show_drafts", "prefix",
-)  # fmt: skip
-DECODING = tuple(DecoderOptions().keywords)
-GENERATION = tuple(each.name for each in fields(GenerationOptions))
+SETTINGS_SHOWN = (
+    "num_draft",
+    "delta",
+    "verify",
+    "temperature",
+    "top_k",
+    "top_p",
+    "max_tokens",
+    "seed",
+    "show_drafts",
+    "prefix",
+)
+DECODER_SETTINGS = tuple(DecoderOptions().keywords)
+GENERATION_SETTINGS = tuple(each.name for each in fields(GenerationOptions))
 
 
-@with_options(changes={"regular_decode": None, "num_return_sequences": {"hidden": True}, **UNSHOWN})
+@with_options(
+    changes={"regular_decode": None, "num_return_sequences": {"hidden": True}, **HIDDEN_OPTIONS}
+)
 def repl(
     ctx: typer.Context,
     *,
     options: DecoderOptions,
     keywords: Keywords,
-    show_drafts: bool = in_output(True, "On a terminal, colour tokens by where they came from."),
+    show_drafts: bool = output_option(
+        True, "On a terminal, colour tokens by where they came from."
+    ),
 ) -> None:
     """Try prompts and options one after another, on models that are loaded once.
 
@@ -62,15 +74,19 @@ def repl(
     options, keywords = choose(ctx, options, keywords)
     first = options.load()
     settings = {
-        **options.keywords, "lookup": options.lookup or options.draft_model == "lookup",
-        "prefix": first.prefix, "to": None, "from_": None, "show_drafts": show_drafts,
-    }  # fmt: skip
+        **options.keywords,
+        "lookup": options.lookup or options.draft_model == "lookup",
+        "prefix": first.prefix,
+        "to": None,
+        "from_": None,
+        "show_drafts": show_drafts,
+    }
     typed, failed = terminal.is_terminal(sys.stdin), False
-    conversation = Conversation(first, settings | keywords, typed=typed)
+    conversation = ReplSession(first, settings | keywords, typed=typed)
     if typed:
         drafts = f", {model_name(options.draft)} drafts" if options.draft else ""
-        note(f"{options.name}{drafts}; prefix {first.prefix!r}; "
-             "/help lists the commands, Ctrl-D leaves")  # fmt: skip
+        begun = f"{options.name}{drafts}; prefix {first.prefix!r}"
+        note(f"{begun}; /help lists the commands, Ctrl-D leaves")
     for line in typed_lines():
         try:
             if not conversation.handle(line):
@@ -83,11 +99,11 @@ def repl(
                 raise
             note("stopped")
     if failed and not typed:  # whoever typed has seen the errors
-        raise typer.Exit(terminal.SOME_FAILED)
+        raise typer.Exit(terminal.EXIT_SOME_FAILED)
 
 
 @dataclass
-class Conversation:
+class ReplSession:
     """One session: a decoder, its settings, and the statistics so far."""
 
     decoder: SpeculativeDecoder  # whose models stay
@@ -103,7 +119,7 @@ class Conversation:
 
         After an error, KeyboardInterrupt included, nothing has changed.
         """
-        line = BARE.get(line.rstrip(), line) if self.typed else line
+        line = BARE_COMMANDS.get(line.rstrip(), line) if self.typed else line
         line = line.strip()
         # "//" is for a text that begins with "/".
         if not line.startswith("/") or line.startswith("//"):
@@ -112,9 +128,12 @@ class Conversation:
             return True
         name, _, rest = line.partition(" ")
         commands = {
-            "/set": self._set, "/prefix": self._prefix, "/to": self._to, "/stats": self._stats,
+            "/set": self._set,
+            "/prefix": self._prefix,
+            "/to": self._to,
+            "/stats": self._stats,
             "/help": self._help,
-        }  # fmt: skip
+        }
         if name in ("/quit", "/exit"):
             return False
         if name not in commands:
@@ -129,8 +148,8 @@ class Conversation:
         """Make a decoder with other settings, of the same models; show what has changed."""
         settings = {**self.settings, **changes}
         models = self.decoder.model, self.decoder.draft, self.decoder.tokenizer
-        decoder = SpeculativeDecoder(*models, **{name: settings[name] for name in DECODING})
-        keywords = {name: settings[name] for name in GENERATION if name in settings}
+        decoder = SpeculativeDecoder(*models, **{name: settings[name] for name in DECODER_SETTINGS})
+        keywords = {name: settings[name] for name in GENERATION_SETTINGS if name in settings}
         options = GenerationOptions(**keywords)
         options.check_stream()
         decoder.engine.bind(options)
@@ -150,15 +169,15 @@ class Conversation:
         name, _, text = rest.replace("=", " ", 1).partition(" ")
         name = name.lstrip("-").replace("-", "_")
         if not name:
-            self._print_settings(SHOWN)
+            self._print_settings(SETTINGS_SHOWN)
             return
         if not text:
             raise ValueError(f"/set takes a name and a value, got {rest!r}: use /set num_draft 8")
         if name == "prefix":
             raise ValueError(f"the prefix is not set with /set, got {text!r}: use /prefix TEXT")
-        if name not in SHOWN:
+        if name not in SETTINGS_SHOWN:
             raise ValueError(
-                f"there is no setting named {name!r}: choose from {', '.join(SHOWN[:-1])}"
+                f"there is no setting named {name!r}: choose from {', '.join(SETTINGS_SHOWN[:-1])}"
             )
         text, kind = text.strip(), type(self.settings[name])
         if name == "num_draft":
@@ -195,7 +214,7 @@ class Conversation:
         out.print(f"all {len(self.done)}: {total(self.done).summary()}")
 
     def _help(self, _: str) -> None:
-        for usage, meaning in COMMANDS.items():
+        for usage, meaning in REPL_COMMANDS.items():
             terminal.console().print(f"{usage:17} {meaning}")
         terminal.console().print(terminal.legend())
 

@@ -12,8 +12,8 @@ from .terminal import note
 if TYPE_CHECKING:
     from rich.console import Console
 
-QUESTION = "Make this change [y,n,e,a,q,?]? "
-HELP = (
+CHANGE_QUESTION = "Make this change [y,n,e,a,q,?]? "
+ANSWERS_HELP = (
     "y - make this change",
     "n - leave the text as it is",
     "e - edit the new text",
@@ -43,10 +43,11 @@ def review(pieces: Iterable[Piece], where: Callable[[int], str]) -> tuple[list[P
         left = piece if held_back else replace(piece, output=piece.source, reason=None)
         answer = "q" if quits else "a"
         if not (quits or every):
-            out.print(f"{where(piece.line)}: held back, {piece.reason}" if held_back
-                      else where(piece.line), markup=False)  # fmt: skip
+            place = where(piece.line)
+            shown = f"{place}: held back, {piece.reason}" if held_back else place
+            out.print(shown, markup=False)
             print_change(out, "", piece.source, made.output)
-            answer = _answer()
+            answer = _ask()
             if answer == "e":
                 made = replace(made, output=edited(made.output))
             every, quits = answer == "a", answer == "q"
@@ -54,16 +55,16 @@ def review(pieces: Iterable[Piece], where: Callable[[int], str]) -> tuple[list[P
     return chosen, quits
 
 
-def _answer() -> str:
+def _ask() -> str:
     while True:
         try:
-            answer = input(QUESTION).strip().lower()[:1]
+            answer = input(CHANGE_QUESTION).strip().lower()[:1]
         except EOFError:
             note("")
             return "q"
         if answer and answer in "yneaq":
             return answer
-        for line in HELP:
+        for line in ANSWERS_HELP:
             note(line)
 
 

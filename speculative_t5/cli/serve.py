@@ -21,13 +21,13 @@ from ..generation import GenerationOptions, num_rows
 from ..options import check_integer
 from .options import (
     DEFAULT_MODEL,
-    UNSHOWN,
+    HIDDEN_OPTIONS,
     DecoderOptions,
     Keywords,
     choose,
-    in_server,
     is_given,
     model_name,
+    server_option,
     with_options,
 )
 from .terminal import note
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..generation import SpeculativeDecoder
     from ..serve import Models, Served, Settings
 
-MOST_SECONDS = 86_400  # of a shutdown, or a text
+MOST_SECONDS_GIVEN = 86_400  # of a shutdown, or a text
 MOST_TEXT = 2 * 2**20  # characters; a body has as many bytes at most
 
 
@@ -45,39 +45,39 @@ MOST_TEXT = 2 * 2**20  # characters; a body has as many bytes at most
 class ServerOptions:
     """Where the server listens, how much it takes, and who may use it."""
 
-    host: str = in_server(
+    host: str = server_option(
         "127.0.0.1", "Address to listen on; 0.0.0.0 listens on every address of this machine."
     )
-    port: int = in_server(8080, "Port to listen on; 0 chooses a free one.")
-    memory: float | None = in_server(
+    port: int = server_option(8080, "Port to listen on; 0 chooses a free one.")
+    memory: float | None = server_option(
         None,
         "With several models: the most gigabytes for all weights, by the sizes of files; models "
         "that nobody uses are unloaded to make room.",
         shown="no limit",
     )
-    batch_size: int | None = in_server(
+    batch_size: int | None = server_option(
         None, "Outputs of a model to decode side by side.", shown="16, or 1 with --steady"
     )
-    max_queue: int = in_server(256, "Outputs that may wait; further requests get status 429.")
-    text_seconds: float = in_server(
+    max_queue: int = server_option(256, "Outputs that may wait; further requests get status 429.")
+    text_seconds: float = server_option(
         600.0,
         "Seconds that a whole text may take; then it is answered as far as it went, and a "
         "translation with status 503.",
     )
-    max_text: int = in_server(
+    max_text: int = server_option(
         MOST_TEXT, "Characters of a whole text at most; a longer one gets status 413."
     )
-    api_key_file: Path | None = in_server(
+    api_key_file: Path | None = server_option(
         None,
         "File of API keys, one per line; each request must carry one of them.",
         shown="no key is needed",
     )
-    cors_origin: list[str] | None = in_server(
+    cors_origin: list[str] | None = server_option(
         None,
         "Site whose pages may send requests from a browser, such as https://example.org, "
         "or * for all; may be repeated.",
     )
-    shutdown_seconds: float = in_server(
+    shutdown_seconds: float = server_option(
         30.0, "Seconds that running outputs have to finish after SIGTERM or Ctrl-C."
     )
 
@@ -101,7 +101,7 @@ class ServerOptions:
             "help": "Target: a folder, or the name of a model on this machine or on the Hugging "
             "Face Hub; may be repeated.",
         },
-        **UNSHOWN,
+        **HIDDEN_OPTIONS,
     }
 )
 def serve(
@@ -140,8 +140,8 @@ def serve(
     )
     most = server.memory and server.memory * 1e9
     models = serving.Models(served, most, serving.Workers(ahead=True))
-    _answer(models, settings, server)
-    _end(models)
+    _answer_requests(models, settings, server)
+    _end_process(models)
 
 
 def _check_installed() -> None:
@@ -166,15 +166,15 @@ def _models_to_serve(
     for name in names:
         own, keywords = choose(ctx, replace(options, model=name), keywords)
         rows = num_rows(server.batch_size, steady=own.steady)
-        served.append(_served(own, rows, server.max_queue))
+        served.append(_to_serve(own, rows, server.max_queue))
         if several:  # a wrong one is refused at once
             served[-1].read_tokenizer()
         if several or server.memory is not None:
-            served[-1].size = _size(own)
+            served[-1].size = _size_of_files(own)
     return served, keywords
 
 
-def _answer(models: Models, settings: Settings, server: ServerOptions) -> None:
+def _answer_requests(models: Models, settings: Settings, server: ServerOptions) -> None:
     """Listen, and answer requests until a signal ends that."""
     from .. import serve as serving
 
@@ -184,7 +184,7 @@ def _answer(models: Models, settings: Settings, server: ServerOptions) -> None:
             serving.make_app(models, settings),
             models,
             shutdown_seconds=server.shutdown_seconds,
-            ready=partial(announce, settings, [*models.models], server.host, number),
+            ready=partial(announce_server, settings, [*models.models], server.host, number),
         )
         logging.basicConfig(format="%(levelname)s: %(message)s")
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
@@ -192,7 +192,7 @@ def _answer(models: Models, settings: Settings, server: ServerOptions) -> None:
         running.run([listening])
 
 
-def _end(models: Models) -> None:
+def _end_process(models: Models) -> None:
     """End the process as a failure of a model says, also while one of them cannot be stopped."""
     if models.is_running:
         # A pass that hangs, or loading. Python's end would take from it what it computes with, and
@@ -207,8 +207,8 @@ def _end(models: Models) -> None:
 
 
 def _check_seconds(name: str, seconds: float) -> None:
-    if not 0 <= seconds <= MOST_SECONDS:  # which nan is not, either
-        raise ValueError(f"{name} must be from 0 to {MOST_SECONDS}, got {seconds}")
+    if not 0 <= seconds <= MOST_SECONDS_GIVEN:  # which nan is not, either
+        raise ValueError(f"{name} must be from 0 to {MOST_SECONDS_GIVEN}, got {seconds}")
 
 
 def _check_memory(memory: float, served: Sequence[Served]) -> None:
@@ -233,7 +233,7 @@ def _check_several_models(ctx: typer.Context, names: Sequence[str]) -> None:
         raise ValueError(f"two models have one name: give --model once for each of {names}")
 
 
-def _served(options: DecoderOptions, rows: int, max_queue: int) -> Served:
+def _to_serve(options: DecoderOptions, rows: int, max_queue: int) -> Served:
     """Return a model for the server to load."""
     from ..serve import Served, Service
 
@@ -255,13 +255,13 @@ def _served(options: DecoderOptions, rows: int, max_queue: int) -> Served:
     )
 
 
-def _size(options: DecoderOptions) -> int:
+def _size_of_files(options: DecoderOptions) -> int:
     """Return the size of a model and its draft, in bytes; mostly that of their files."""
     names = (name for name in (options.model, options.draft) if name not in (None, "lookup"))
     return sum(loaded_size(locate(str(name))) for name in names)
 
 
-def announce(settings: Settings, names: Sequence[str], host: str, port: int) -> None:
+def announce_server(settings: Settings, names: Sequence[str], host: str, port: int) -> None:
     """Say where the server is, and warn if anybody may use it."""
     address = f"[{host}]" if ":" in host else host
     print(f"serving {escaped(', '.join(names))} at http://{address}:{port}", flush=True)

@@ -6,20 +6,22 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from ..documents import DOCUMENT_FORMATS, DOCUMENT_SUFFIXES, PlainFile, format_of, read_file
 from ..errors import count, escaped
 from ..exchange import check_replaceable
 from ..files import digest, is_special, open_input, private_mode
 from . import terminal
-from .options import in_output
+from .options import output_option
 from .terminal import note
 
-STDOUT = "/dev/stdout"
-PARTIAL = ".partial.jsonl"
-LOCK = "~$"  # how the names begin of files that Word makes beside open documents
+STANDARD_OUTPUT = "/dev/stdout"
+NOT_FILES = (None, "-", STANDARD_OUTPUT)  # of outputs
+PARTIAL_SUFFIX = ".partial.jsonl"
+WORD_LOCK_PREFIX = "~$"  # how the names begin of files that Word makes beside open documents
 # Of formats that are not written here, so that text under such a name would be a broken file.
 OTHER_SUFFIXES = (".doc", ".odt", ".pdf", ".rtf", ".epub", ".xlsx", ".pptx")
 
@@ -28,36 +30,38 @@ OTHER_SUFFIXES = (".doc", ".odt", ".pdf", ".rtf", ".epub", ".xlsx", ".pptx")
 class OutputOptions:
     """Where the texts and their differences go, and what becomes of what is there."""
 
-    output: str | None = in_output(
+    output: str | None = output_option(
         None,
         "File to write; of several files, the folder to write them into.",
         shown="standard output",
     )
-    format: str | None = in_output(
+    format: str | None = output_option(
         None,
         f"Format of FILE, whatever its name ends in: {', '.join(DOCUMENT_FORMATS)}.",
         shown="as FILE ends, or txt",
     )
-    in_place: bool = in_output(False, "Write each file in its own place.")
-    backup: bool = in_output(False, "With --in-place, keep the old file beside it, as FILE.bak.")
-    check: bool = in_output(
+    in_place: bool = output_option(False, "Write each file in its own place.")
+    backup: bool = output_option(
+        False, "With --in-place, keep the old file beside it, as FILE.bak."
+    )
+    check: bool = output_option(
         False, "Write nothing, and end with exit code 1 if a file would be changed."
     )
-    review: bool = in_output(
+    review: bool = output_option(
         False, "Ask for each change, and for each that was held back, whether to make it."
     )
-    diff: str | None = in_output(
+    diff: str | None = output_option(
         None, "Also show what changed: html writes a page, terminal prints lines."
     )
-    diff_output: str | None = in_output(
+    diff_output: str | None = output_option(
         None, "Page to write with --diff html.", shown="OUTPUT.diff.html"
     )
-    resume: bool = in_output(False, "Continue a stopped run, keeping the pieces that it did.")
-    force: bool = in_output(
+    resume: bool = output_option(False, "Continue a stopped run, keeping the pieces that it did.")
+    force: bool = output_option(
         False,
         "Replace OUTPUT, pages and backups; without --resume, drop the pieces of a stopped run.",
     )
-    json: bool = in_output(
+    json: bool = output_option(
         False,
         "Print one JSON object for each file: all pieces that were kept or tried again, what they "
         "would have become and why, and the text if there is no OUTPUT.",
@@ -65,9 +69,7 @@ class OutputOptions:
 
     def __post_init__(self) -> None:
         self._check_places()
-        if self.output in ("-", STDOUT):
-            vars(self).update(output=None)
-        if self.resume and self.output is None and not self.in_place:
+        if self.resume and self.output in NOT_FILES and not self.in_place:
             raise ValueError("--resume continues a file: give its name with --output")
         if self.diff not in (None, "html", "terminal"):
             raise ValueError(f"--diff is {self.diff!r}, expected html or terminal")
@@ -82,6 +84,13 @@ class OutputOptions:
                 "--review asks on a terminal, and standard input or output is none: give --output"
             )
 
+    def as_meant(self) -> Self:
+        """Return the options with what they imply: - is no file, and --check shows lines."""
+        output = None if self.output in NOT_FILES else self.output
+        shows_lines = self.check and self.diff is None and not self.json
+        diff = "terminal" if shows_lines else self.diff
+        return replace(self, output=output, diff=diff)
+
     def _check_places(self) -> None:
         """Refuse options that do not go together."""
         places = {
@@ -94,8 +103,6 @@ class OutputOptions:
             raise ValueError(f"{' and '.join(given)} say where the text goes: give one of them")
         if self.backup and not self.in_place:
             raise ValueError("--backup keeps what --in-place replaces: give both, or neither")
-        if self.check and self.diff is None and not self.json:
-            vars(self).update(diff="terminal")
         if self.check and (self.review or self.diff == "html"):
             raise ValueError("--check writes nothing: leave out --review and --diff html")
 
@@ -177,7 +184,7 @@ def partial_file_of(sources: Sequence[str], files: OutputOptions) -> Path | None
         return None
     place = Path(name).resolve()
     is_inside = files.in_place and Path(name).is_dir()
-    found = place / PARTIAL if is_inside else Path(f"{place}{PARTIAL}")
+    found = place / PARTIAL_SUFFIX if is_inside else Path(f"{place}{PARTIAL_SUFFIX}")
     if found.exists() and found.stat().st_size and not (files.resume or files.force):
         raise ValueError(
             f"{found} holds the pieces of an earlier run: use --resume to continue after them, or "
@@ -188,12 +195,12 @@ def partial_file_of(sources: Sequence[str], files: OutputOptions) -> Path | None
 
 def find_targets(sources: Sequence[str], files: OutputOptions) -> list[Target]:
     """Find all files, without reading them; refuse what cannot be written where it is to go."""
-    found = [each for source in sources for each in _found(source, files)]
+    found = [each for source in sources for each in _found_at(source, files)]
     several = is_several(sources, found)
-    _check_several(len(found), several, files)
+    _check_several_files(len(found), several, files)
     targets: dict[str, Target] = {}
     for source, name in found:
-        target = _target(source, name, files, several=several)
+        target = _target_of(source, name, files, several=several)
         place = target.output or source
         if (key := os.path.realpath(place)) in targets:
             raise ValueError(f"{place} would be written twice: give each file once")
@@ -207,7 +214,7 @@ def is_several(sources: Sequence[str], found: Sequence[object]) -> bool:
     return len(found) > 1 or any(source and Path(source).is_dir() for source in sources)
 
 
-def _found(source: str, files: OutputOptions) -> list[tuple[str, str]]:
+def _found_at(source: str, files: OutputOptions) -> list[tuple[str, str]]:
     """Return a file, or those of a folder, each with its name below the folder."""
     if not stat.S_ISDIR(stat_of(source).st_mode):
         return [(source, Path(source).name)]
@@ -235,7 +242,9 @@ def _inner(folder: Path, *, links: bool) -> Iterator[Path]:
     faults = list[OSError]()
     for place, folders, names in os.walk(folder, onerror=faults.append):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(place) / name for name in names if not name.startswith((".", LOCK))]
+        found += [
+            Path(place) / name for name in names if not name.startswith((".", WORD_LOCK_PREFIX))
+        ]
     for path in sorted(found):
         if path.suffix.lower() not in DOCUMENT_SUFFIXES:
             continue
@@ -246,7 +255,7 @@ def _inner(folder: Path, *, links: bool) -> Iterator[Path]:
     yield from (Path(error.filename) for error in faults)  # `Target.read` says what is wrong
 
 
-def _check_several(number: int, several: bool, files: OutputOptions) -> None:
+def _check_several_files(number: int, several: bool, files: OutputOptions) -> None:
     if not several:
         return
     if files.output is None and not (files.in_place or files.check):
@@ -258,7 +267,7 @@ def _check_several(number: int, several: bool, files: OutputOptions) -> None:
         raise ValueError("--diff-output names one page, and there are several files: leave it out")
 
 
-def _target(source: str, name: str, files: OutputOptions, *, several: bool) -> Target:
+def _target_of(source: str, name: str, files: OutputOptions, *, several: bool) -> Target:
     place = files.output
     if place and (several or Path(place).is_dir()):
         place = str(Path(place) / name)
@@ -266,16 +275,16 @@ def _target(source: str, name: str, files: OutputOptions, *, several: bool) -> T
         if source == "-":
             raise ValueError("standard input has no place to write to: leave out --in-place")
         place = source
-    return Target(source, place, _page(place, files), files.format, files.in_place)
+    return Target(source, place, _page_of(place, files), files.format, files.in_place)
 
 
-def _page(output: str | None, files: OutputOptions) -> str | None:
+def _page_of(output: str | None, files: OutputOptions) -> str | None:
     if files.diff != "html":
         return None
     if files.diff_output is None and (output is None or is_special(output)):
         raise ValueError("--diff html writes a page: give its name with --diff-output")
     page = files.diff_output if files.diff_output is not None else f"{output}.diff.html"
-    names = page, output or STDOUT  # which need not exist yet
+    names = page, output or STANDARD_OUTPUT  # which need not exist yet
     is_same = len({*map(os.path.realpath, names)}) == 1
     if is_same or (all(map(os.path.exists, names)) and os.path.samefile(*names)):
         raise ValueError(f"{page} is the output itself: give another name with --diff-output")

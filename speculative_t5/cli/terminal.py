@@ -31,19 +31,19 @@ if TYPE_CHECKING:  # rich takes time to import
     from rich.text import Text
 
 MAX_NAMED = 5  # characters that a vocabulary lacks
-FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_SOME_FAILED, EXIT_INTERRUPTED = 1, 2, 3, 130
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # typer exports one of its errors about arguments; this is their base class.
 ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 
 # Types of values, in pydantic's words and in ours.
-KINDS = {"integer": "an integer", "number": "a number", "boolean": "true or false"}
+VALUE_KINDS = {"integer": "an integer", "number": "a number", "boolean": "true or false"}
 
 # Options that earlier versions had, and what to do instead.
-GONE = {"--plot": "run bench --json | python scripts/figures/draw_sweep.py PICTURE"}
+GONE_OPTIONS = {"--plot": "run bench --json | python scripts/figures/draw_sweep.py PICTURE"}
 
 # What to do about the system's own errors, by number.
-ADVICE = {
+ADVICE_BY_ERRNO = {
     errno.ENOENT: "check the path and its folder",
     errno.EACCES: "choose another path, or change its permissions",
     errno.EISDIR: "give the path of a file",
@@ -55,16 +55,16 @@ ADVICE = {
     errno.EIO: "check the disk, or use another",
 }
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # nothing more can be written
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # nothing more can be written
 
 # Of an output's statistics, in every form of JSON.
 STATS_IN_JSON = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
 
 TIPS_SWITCH = "SPECULATIVE_T5_TIPS"  # "0" silences them
-DAY = 24 * 60 * 60  # seconds
+SECONDS_OF_A_DAY = 24 * 60 * 60  # seconds
 
 # Weight and underlines tell them apart without colour, too.
-STYLES: dict[Origin, str] = {
+ORIGIN_STYLES: dict[Origin, str] = {
     "accepted": "green",
     "recovered": "bold yellow",
     "bonus": "underline cyan",
@@ -79,9 +79,11 @@ class Failure(RuntimeError):
 def new_app(*, completion: bool = False) -> typer.Typer:
     """Make an application without commands; `completion` adds options that set up a shell's."""
     return typer.Typer(
-        add_completion=completion, rich_markup_mode="rich", pretty_exceptions_enable=False,
+        add_completion=completion,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-    )  # fmt: skip
+    )
 
 
 def run(app: Callable[..., Any], name: str) -> NoReturn:
@@ -94,7 +96,7 @@ def run(app: Callable[..., Any], name: str) -> NoReturn:
     warnings.showwarning = lambda message, *_: note(f"warning: {one_line(str(message))}")
     if not is_terminal(sys.stderr):  # read when the Hub's client is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    announce_downloads(announce)
+    announce_downloads(announce_download)
     try:
         if is_launched():
             handle_signals(signal.SIG_DFL, signal.SIG_DFL)
@@ -102,23 +104,25 @@ def run(app: Callable[..., Any], name: str) -> NoReturn:
         if process_group() is None:
             handle_signals()
         code = app(prog_name=name, standalone_mode=False) or 0
-        if code == INTERRUPTED:  # newer versions of typer catch Ctrl-C
+        if code == EXIT_INTERRUPTED:  # newer versions of typer catch Ctrl-C
             raise KeyboardInterrupt
         sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted", INTERRUPTED)
+        fail("interrupted", EXIT_INTERRUPTED)
     except ArgumentError as error:
         context = getattr(error, "ctx", None)  # of the command that was given the argument
         asked = context.command_path if context else name
-        fail(f"{_argument_error(error)}; see {asked} --help", BAD_INPUT, error)
+        fail(f"{_argument_error(error)}; see {asked} --help", EXIT_BAD_INPUT, error)
     except BrokenPipeError:
         # The reader went away, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(FAILED)
+        sys.exit(EXIT_FAILED)
     except (ValueError, RuntimeError, MemoryError) as error:
-        fail(failure(error), BAD_INPUT if isinstance(error, ValueError) else FAILED, error)
+        fail(
+            failure(error), EXIT_BAD_INPUT if isinstance(error, ValueError) else EXIT_FAILED, error
+        )
     except OSError as error:
-        fail(failure(error), FAILED if error.errno in FULL else BAD_INPUT, error)
+        fail(failure(error), EXIT_FAILED if error.errno in DISK_ERRORS else EXIT_BAD_INPUT, error)
 
 
 def handle_signals(
@@ -129,7 +133,7 @@ def handle_signals(
 
     By default they raise an exception, so that half-written files are removed.
     """
-    for number in ENDING:
+    for number in ENDING_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, interrupted if number == signal.SIGINT else ended)
 
@@ -138,7 +142,7 @@ def handle_signals(
 def signals_held() -> Iterator[None]:
     """Hold a signal that ends the process until the block is done; a second one acts at once."""
     waiting: list[int] = []
-    handlers = {n: handler for n in ENDING if callable(handler := signal.getsignal(n))}
+    handlers = {n: handler for n in ENDING_SIGNALS if callable(handler := signal.getsignal(n))}
 
     def hold(number: int, frame: FrameType | None) -> None:
         waiting.append(number)
@@ -166,7 +170,7 @@ def note(line: str) -> None:
         _say(escaped(line))
 
 
-def announce(download: Download) -> None:
+def announce_download(download: Download) -> None:
     """Say how large a download is; where a person can answer, ask whether to begin it."""
     note(str(download))
     is_asked = process_group() is None and threading.current_thread() is threading.main_thread()
@@ -175,7 +179,7 @@ def announce(download: Download) -> None:
         # An answer ends with a newline; without one it is the end of the input, as of Ctrl-D.
         if sys.stdin.readline().casefold() not in ("\n", "y\n", "yes\n"):
             note("nothing was downloaded")
-            raise typer.Exit(FAILED)
+            raise typer.Exit(EXIT_FAILED)
 
 
 def _say(line: str) -> None:
@@ -199,7 +203,7 @@ def give_tips() -> None:
         return
     stamp = cache_folder().parent / "tips-given"
     with contextlib.suppress(OSError):  # not given yet
-        if time.time() - stamp.stat().st_mtime < DAY:
+        if time.time() - stamp.stat().st_mtime < SECONDS_OF_A_DAY:
             return
     with contextlib.suppress(OSError):  # without this file they are given each time
         stamp.parent.mkdir(parents=True, exist_ok=True)
@@ -247,7 +251,7 @@ def shaded(pieces: Iterable[str], origins: Iterable[Origin]) -> Text:
     for piece, origin in zip(pieces, chain(origins, after), strict=False):
         word = visible(piece).lstrip(" ")
         text.append(" " * (len(piece) - len(word)))  # only words are underlined
-        text.append(word, STYLES[origin])
+        text.append(word, ORIGIN_STYLES[origin])
     return text
 
 
@@ -257,7 +261,9 @@ def legend() -> Text:
 
     text = Text()
     for kind in ("accepted", "recovered", "bonus"):
-        text.append("   " if text else "").append(kind, STYLES[kind]).append(f" {MEANINGS[kind]}")
+        text.append("   " if text else "").append(kind, ORIGIN_STYLES[kind]).append(
+            f" {MEANINGS[kind]}"
+        )
     return text
 
 
@@ -329,7 +335,9 @@ def failure(error: ValueError | OSError | RuntimeError | MemoryError) -> str:
     if isinstance(error, OSError):
         text = error.strerror or str(error)
         if error.errno is None or text.endswith(os.strerror(error.errno)):  # the system's own
-            text += f"; {ADVICE.get(error.errno or 0, 'check the path and what it leads to')}"
+            text += (
+                f"; {ADVICE_BY_ERRNO.get(error.errno or 0, 'check the path and what it leads to')}"
+            )
         return f"{error.filename}: {text}" if error.filename else text
     text, advice = str(error) or type(error).__name__, ""
     if isinstance(error, ValueError):
@@ -356,7 +364,7 @@ def _argument_error(error: Any) -> str:
     text = str(error.format_message()).rstrip(".").partition(", unable to parse")[0]
     if text.startswith("No such command"):  # which may have been meant as a prompt
         text += " (to give a prompt, use --prompt)"
-    for option, instead in GONE.items():
+    for option, instead in GONE_OPTIONS.items():
         if text.startswith(f"No such option: {option}"):
             return f"there is no {option} any more: {instead}"
     checked = getattr(error.__cause__, "errors", None)  # pydantic's
@@ -370,7 +378,7 @@ def _argument_error(error: Any) -> str:
     name, wrong = names[-1], wrong.removeprefix("Value error, ")
     if " is not one of " in wrong:
         return f"{name} must be one of {wrong.rpartition(' is not one of ')[2]}, got {found}"
-    for kind, expected in KINDS.items():
+    for kind, expected in VALUE_KINDS.items():
         if wrong.startswith(f"Input should be a valid {kind}"):
             return f"{name} must be {expected}, got {found}"
     return f"{name}: {wrong}, got {found}"

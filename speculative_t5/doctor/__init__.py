@@ -7,10 +7,10 @@ the packages below it.
 from collections.abc import Collection
 
 from . import arithmetic, environment, outputs, speed
-from .checks import Check, Finding, Subject, run
+from .checks import Check, Finding, Subject, run_check
 from .report import as_markdown
 
-CHECKS = (
+ALL_CHECKS = (
     Check(environment.versions, "the versions of what is installed; MLX is new enough"),
     Check(environment.device, "what MLX computes on, its memory and its limits"),
     Check(arithmetic.float32, "matrix products and attention in float32 are not rounded to TF32"),
@@ -33,8 +33,8 @@ CHECKS = (
 
 def chosen(only: Collection[str] = ()) -> list[Check]:
     """Return the checks named by `only`; all of them if it is empty."""
-    names = [check.name for check in CHECKS]
+    names = [check.name for check in ALL_CHECKS]
     for name in only:
         if name not in names:
             raise ValueError(f"there is no check {name!r}: choose from {', '.join(names)}")
-    return [check for check in CHECKS if check.name in (only or names)]
+    return [check for check in ALL_CHECKS if check.name in (only or names)]

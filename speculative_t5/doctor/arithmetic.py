@@ -20,8 +20,8 @@ from ..models import EncoderDecoder, ModelConfig
 from . import tiny
 from .checks import DRAFTED_TOKENS, Finding, Subject, dtype_of, promises_equal_rows
 
-ROWS = (1, 2, 5, 16, 64)
-INNER, OUTER, HEADS, HEAD_SIZE = 512, 768, 8, 64  # of bare products and attention
+ROWS_MULTIPLIED = (1, 2, 5, 16, 64)
+INNER_SIZE, OUTER_SIZE, NUM_HEADS, HEAD_SIZE = 512, 768, 8, 64  # of bare products and attention
 # Errors here are 1e-7 to 3e-6 in float32, and 3e-4 to 8e-4 in TF32.
 LEAST_TF32 = 3e-5
 MOST_TF32 = 3e-3
@@ -29,24 +29,29 @@ TF32 = "MLX_ENABLE_TF32"  # the package switches it off when it is imported
 
 # The largest error of a logit that counts as rounding, by the largest logit. A position that should
 # be hidden, or a product in the next smaller type, gives several times as much.
-TOLERANCES = {mx.float32: 2e-4, mx.bfloat16: 0.08, mx.float16: 0.01}
-IN_TF32 = TOLERANCES[mx.float16]  # for float32: TF32 has float16's significant bits
-LENGTH = 24  # tokens of each output
-SIZES = (1, 5, 2, 9, 1, 1, 17, 6)  # tokens of passes
-REJECTED = 3  # more, that each pass is fed and that are rewound
+LOGIT_TOLERANCES = {mx.float32: 2e-4, mx.bfloat16: 0.08, mx.float16: 0.01}
+IN_TF32 = LOGIT_TOLERANCES[mx.float16]  # for float32: TF32 has float16's significant bits
+SCORED_LENGTH = 24  # tokens of each output
+PASS_SIZES = (1, 5, 2, 9, 1, 1, 17, 6)  # tokens of passes
+NUM_REJECTED = 3  # more, that each pass is fed and that are rewound
 
-WIDTHS = range(2, 18)  # tokens of passes whose rows are compared
-TEXT = 48  # tokens that are fed in passes of any width: more than a cache's smallest capacity
-SHAPE: dict[str, Any] = {  # of the model for the types that the subject is not computed in
-    "d_model": 256, "d_ff": 512, "num_heads": 4, "num_layers": 1, "num_decoder_layers": 1,
+PASS_WIDTHS = range(2, 18)  # tokens of passes whose rows are compared
+FED_LENGTH = 48  # tokens that are fed in passes of any width: more than a cache's smallest capacity
+# Of the model for the types that the subject is not computed in.
+SIZES_OF_OTHER_T5: dict[str, Any] = {
+    "d_model": 256,
+    "d_ff": 512,
+    "num_heads": 4,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
     "vocab_size": 256,
-}  # fmt: skip
+}
 
 
 def float32(subject: Subject) -> Finding:
     """Compare products and attention of float32 with those of float64, computed by numpy."""
-    errors = {f"product of {rows} rows": _product_error(rows) for rows in ROWS}
-    errors |= {f"attention of {rows} queries": _attention_error(rows) for rows in ROWS}
+    errors = {f"product of {rows} rows": _product_error(rows) for rows in ROWS_MULTIPLIED}
+    errors |= {f"attention of {rows} queries": _attention_error(rows) for rows in ROWS_MULTIPLIED}
     name, worst = max(errors.items(), key=lambda item: item[1])
     state = f"{TF32} is {os.environ[TF32]}"
     off = f"the {name} is off by {worst:.0e} of its largest value"
@@ -61,13 +66,13 @@ def float32(subject: Subject) -> Finding:
 
 
 def _product_error(rows: int) -> float:
-    x, w = _normal(rows, (1, rows, INNER), (OUTER, INNER))
+    x, w = _normal(rows, (1, rows, INNER_SIZE), (OUTER_SIZE, INNER_SIZE))
     found = mx.matmul(mx.array(x), mx.array(w).T)
     return _error(found, x.astype(np.float64) @ w.T.astype(np.float64))
 
 
 def _attention_error(rows: int) -> float:
-    q, k, v = _normal(rows, *((1, HEADS, length, HEAD_SIZE) for length in (rows, 128, 128)))
+    q, k, v = _normal(rows, *((1, NUM_HEADS, length, HEAD_SIZE) for length in (rows, 128, 128)))
     scale = 1 / math.sqrt(HEAD_SIZE)
     found = mx.fast.scaled_dot_product_attention(*map(mx.array, (q, k, v)), scale=scale)
     scores = scale * q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2)
@@ -96,10 +101,10 @@ def logits(subject: Subject) -> Finding:
     """
     errors: dict[str, dict[str, float]] = {}
     failures = []
-    tolerances = TOLERANCES | ({mx.float32: IN_TF32} if os.environ[TF32] != "0" else {})
+    tolerances = LOGIT_TOLERANCES | ({mx.float32: IN_TF32} if os.environ[TF32] != "0" else {})
     for dtype, tolerance in tolerances.items():
         found = errors[dtype_name(dtype)] = {}
-        for name, config in tiny.FAMILIES.items():
+        for name, config in tiny.TINY_FAMILIES.items():
             if dtype == mx.float16 and getattr(config, "gated", False):  # which may overflow
                 continue
             for way, error in _errors(config, dtype).items():
@@ -110,7 +115,7 @@ def logits(subject: Subject) -> Finding:
     more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
     worst = ", ".join(f"{max(of.values()):.0e} in {name}" for name, of in errors.items())
     reason = (
-        f"{len(tiny.FAMILIES)} families agree with plain float32 on the CPU within rounding: "
+        f"{len(tiny.TINY_FAMILIES)} families agree with plain float32 on the CPU within rounding: "
         f"errors of at most {worst}"
     )
     fault = failures[0] + more if failures else None
@@ -121,7 +126,7 @@ def _errors(config: ModelConfig, dtype: mx.Dtype) -> dict[str, float]:
     """Return the errors of a family's logits in a type, by the way in which it computes them."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 160, length).tolist() for length in (9, 14)]
-    outputs = [rng.integers(3, 160, LENGTH).tolist() for _ in prompts]
+    outputs = [rng.integers(3, 160, SCORED_LENGTH).tolist() for _ in prompts]
     model, plain = (random_weights(config) for _ in range(2))
     model.set_dtype(dtype)
     # The same weights for both: only the arithmetic differs.
@@ -157,8 +162,8 @@ def _stepped(
     prompts: Sequence[list[int]],
     outputs: Sequence[list[int]],
     *,
-    sizes: Sequence[int] = SIZES,
-    rejected: int = REJECTED,
+    sizes: Sequence[int] = PASS_SIZES,
+    rejected: int = NUM_REJECTED,
     width: int | None = None,
 ) -> mx.array:
     """Score outputs as decoding does, in passes of these sizes again and again: (B, L, V) float32.
@@ -204,9 +209,9 @@ def rows(subject: Subject) -> Finding:
     target = load(subject.model, dtype=subject.dtype)[0]
     own = dtype_of(target)
     for name, dtype in DTYPES.items():
-        model = target if dtype == own else tiny.t5(dtype=dtype, **SHAPE)
+        model = target if dtype == own else tiny.t5(dtype=dtype, **SIZES_OF_OTHER_T5)
         width, apart = steady_width(model, DRAFTED_TOKENS + 1), unlike_single_rows(model)
-        unlike = [width for width in WIDTHS if not rows_are_alike(model, width)]
+        unlike = [width for width in PASS_WIDTHS if not rows_are_alike(model, width)]
         unsteady = not fed_alike(model, width)
         details[name] = {
             "steady_width": width,
@@ -218,12 +223,16 @@ def rows(subject: Subject) -> Finding:
             failures.append(f"in {name} steady logits depend on how the tokens before were fed")
         if apart and promises_equal_rows(model):
             failures.append(
-                f"in {name} passes over {_listed(apart)} tokens differ from single ones"
+                f"in {name} passes over {_comma_separated(apart)} tokens differ from single ones"
             )
-        alike = f"rows alike except in passes over {_listed(unlike)}" if unlike else "rows alike"
+        alike = (
+            f"rows alike except in passes over {_comma_separated(unlike)}"
+            if unlike
+            else "rows alike"
+        )
         bits = "with the bits of single tokens"
         if apart:
-            bits = f"with other bits than single tokens at {_listed(apart)}"
+            bits = f"with other bits than single tokens at {_comma_separated(apart)}"
         notes.append(f"{name}: {alike}, {bits}")
         if width == 1:
             slow.append(name)
@@ -236,15 +245,15 @@ def rows(subject: Subject) -> Finding:
 
 def unlike_single_rows(model: LanguageModel) -> list[int]:
     """Return the widths of passes whose logits are not those of passes over single tokens."""
-    single = _fed(model, WIDTHS[-1], [1])
-    return [w for w in WIDTHS if not _same_bits(_fed(model, w, [w]), single[:, :w])]
+    single = _fed(model, PASS_WIDTHS[-1], [1])
+    return [w for w in PASS_WIDTHS if not _same_bits(_fed(model, w, [w]), single[:, :w])]
 
 
 def fed_alike(model: LanguageModel, width: int) -> bool:
     """Whether logits of steady passes have the same bits however the text before was fed."""
-    single = _fed(model, TEXT, [1], width)
+    single = _fed(model, FED_LENGTH, [1], width)
     others = ([width], [3, 1, width, 2])
-    return all(_same_bits(single, _fed(model, TEXT, sizes, width)) for sizes in others)
+    return all(_same_bits(single, _fed(model, FED_LENGTH, sizes, width)) for sizes in others)
 
 
 def _fed(
@@ -252,7 +261,7 @@ def _fed(
 ) -> mx.array:
     """Score the beginning of a random text in passes of these sizes: logits (1, L, V)."""
     rng = random.Random(0)
-    ids = rng.choices(range(model.info.vocab_size), k=TEXT + 7)
+    ids = rng.choices(range(model.info.vocab_size), k=FED_LENGTH + 7)
     prompt = [*ids[:7], model.info.eos_token_id]
     return _stepped(model, [prompt], [ids[7:][:length]], sizes=sizes, rejected=0, width=width)
 
@@ -261,5 +270,5 @@ def _same_bits(a: mx.array, b: mx.array) -> bool:
     return bool(mx.array_equal(a, b, equal_nan=True).item())
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _comma_separated(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))

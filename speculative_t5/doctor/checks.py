@@ -22,7 +22,7 @@ from ..models import T5
 
 Status = Literal["ok", "failed", "skipped"]
 DRAFTED_TOKENS = 5  # tokens to draft, unless a check tries several numbers
-COMMAND = (sys.executable, "-m", "speculative_t5.doctor")
+CHECK_COMMAND = (sys.executable, "-m", "speculative_t5.doctor")
 LAST_LINES = 20  # of standard error, kept with a failure
 
 
@@ -110,14 +110,19 @@ class Check:
         return self.find.__name__
 
 
-def run(check: Check, subject: Subject) -> Finding:
+def run_check(check: Check, subject: Subject) -> Finding:
     """Run a check in a process (`__main__`); return its finding, or that of how it ended."""
     began = time.perf_counter()
     try:
         done = subprocess.run(
-            [*COMMAND, check.name], input=json.dumps(asdict(subject)), timeout=check.deadline,
-            capture_output=True, check=False, encoding="utf-8", errors="replace",
-        )  # fmt: skip
+            [*CHECK_COMMAND, check.name],
+            input=json.dumps(asdict(subject)),
+            timeout=check.deadline,
+            capture_output=True,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
     except subprocess.TimeoutExpired as error:
         stderr = (error.stderr or b"").decode("utf-8", "replace")
         ending = f"it did not end within {check.deadline:g} s"

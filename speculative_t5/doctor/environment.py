@@ -15,9 +15,17 @@ from ..checkpoints import dtype_name
 from .checks import Finding, Subject
 
 # Of `mx.device_info`; others identify this one machine.
-PUBLIC = ("device_name", "architecture", "memory_size", "total_memory", "resource_limit",
-          "max_buffer_length", "max_recommended_working_set_size", "compute_capability_major",
-          "compute_capability_minor")  # fmt: skip
+PUBLIC_INFO = (
+    "device_name",
+    "architecture",
+    "memory_size",
+    "total_memory",
+    "resource_limit",
+    "max_buffer_length",
+    "max_recommended_working_set_size",
+    "compute_capability_major",
+    "compute_capability_minor",
+)
 SLOW_BFLOAT16 = ("M1", "M2")  # as users report (mlx-examples#186)
 
 
@@ -25,10 +33,14 @@ def versions(subject: Subject) -> Finding:
     """Report versions, the system and the processor."""
     mlx, parts = version("mlx"), libraries.parts()
     details: dict[str, Any] = {
-        "speculative_t5": __version__, "mlx": mlx,
-        "python": platform.python_version(), "system": platform.platform(), "chip": machine.chip(),
-        "machine": platform.machine(), "parts": parts,
-    }  # fmt: skip
+        "speculative_t5": __version__,
+        "mlx": mlx,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "chip": machine.chip(),
+        "machine": platform.machine(),
+        "parts": parts,
+    }
     reason = (
         f"speculative_t5 {__version__}, MLX {mlx}, Python {details['python']}, "
         f"{details['system']}, {details['chip']}"
@@ -41,26 +53,33 @@ def device(subject: Subject) -> Finding:
     """Report the device that MLX computes on, its memory and its limits."""
     machine.limit_memory()  # as loading a model does
     used, choice = mx.default_device(), os.environ.get(machine.DEVICE_VARIABLE)
-    info = {name: value for name, value in mx.device_info(used).items() if name in PUBLIC}
+    info = {name: value for name, value in mx.device_info(used).items() if name in PUBLIC_INFO}
     name, limits, buffers = machine.chip(used), _limits(), info.get("resource_limit")
     apple = re.search(r"\bM\d+\b", name)
     chip = apple[0] if apple else None
     dtype, reason = subject.default_type
     details: dict[str, Any] = {
-        "device": str(used), "info": info, "generation": chip, "memory": memory(), **limits,
-        "threads": libraries.num_threads(), "cores": os.cpu_count(), "chip": name,
-        "default_dtype": dtype_name(dtype), "default_reason": reason,
-    }  # fmt: skip
+        "device": str(used),
+        "info": info,
+        "generation": chip,
+        "memory": memory(),
+        **limits,
+        "threads": libraries.num_threads(),
+        "cores": os.cpu_count(),
+        "chip": name,
+        "default_dtype": dtype_name(dtype),
+        "default_reason": reason,
+    }
     where, threads = "the GPU", ""
     if machine.on_cpu():
         where, threads = "the CPU", f", {details['threads']} threads"
     elif chip in SLOW_BFLOAT16 and dtype == mx.bfloat16:
         reason += f"; some users report float16 to be faster on an {chip}"
-    found = f"MLX computes on {where}: {name}, {_size(memory())} of memory{threads}"
+    found = f"MLX computes on {where}: {name}, {_in_bytes(memory())} of memory{threads}"
     if choice:
         found += f" ({machine.DEVICE_VARIABLE}={choice})"
     notes = [
-        ", ".join(f"{name.replace('_', ' ')} {_size(limit)}" for name, limit in limits.items())
+        ", ".join(f"{name.replace('_', ' ')} {_in_bytes(limit)}" for name, limit in limits.items())
         + (f"; at most {buffers:,} buffers" if buffers else ""),
         f"{details['default_dtype']} by default: {reason}",
     ]
@@ -82,7 +101,7 @@ def _limits() -> dict[str, int]:
     return {"memory_limit": mx.get_memory_limit(), "cache_limit": cache, "wired_limit": wired}
 
 
-def _size(of: Any) -> str:
+def _in_bytes(of: Any) -> str:
     """Return a number of bytes in units that people read."""
     size = int(of)
     if size == 0:

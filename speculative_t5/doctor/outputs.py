@@ -23,16 +23,16 @@ from .checks import DRAFTED_TOKENS, Finding, Subject, dtype_of, promises_equal_r
 MAX_TOKENS = 12
 TIES_TOKENS = 40  # more than the smallest capacity of a cache
 NUM_SENTENCES, NUM_TIES = 100, 20
-SECONDS = 30.0  # after which no further prompt is begun
-THREADS, NUM_THREADED = 4, 24
+SECONDS_OF_COMPARING = 30.0  # after which no further prompt is begun
+NUM_THREADS, NUM_THREADED = 4, 24
 
-COUNT = 4000  # outputs of each kind
+SAMPLED_OUTPUTS = 4000  # outputs of each kind
 MAX_SAMPLED, VOCAB_SIZE = 3, 5
 LEAST_EXPECTED = 5.0  # outputs of a cell of the test; rarer ones are counted together
 LEAST_P = 1e-6
-PROMPT = [3, 4, 2, 3, 3, 2, 4, 1]  # it repeats itself, for a lookup to copy from
+SAMPLED_PROMPT = [3, 4, 2, 3, 3, 2, 4, 1]  # it repeats itself, for a lookup to copy from
 # Whether a model drafts, and the rule.
-KINDS: dict[str, tuple[bool, Rule]] = {
+SAMPLING_KINDS: dict[str, tuple[bool, Rule]] = {
     "draft, coupled rule": (True, "coupled"),
     "draft, token rule": (True, "token"),
     "draft, block rule": (True, "block"),
@@ -40,18 +40,33 @@ KINDS: dict[str, tuple[bool, Rule]] = {
 }
 
 # Sentences to correct.
-BEGINNINGS = (
-    "My sister dont know", "He think that I knows", "Yesterday they tells us", "We was asking",
-    "The teacher have explained me", "An old man wanted to knew", "It are not clear",
-    "Nobody in the the house remember", "I has forgot", "Her brothers wants to see",
-)  # fmt: skip
-ENDINGS = (
-    "where there keys is.", "why the trian is late.", "how much do it costs.",
-    "who have opened the window", "what the childs are doing.", "when we goes too Paris.",
-    "wether it will rains tomorow.", "which book she have readed.", "how to went home from hear.",
+SENTENCE_BEGINNINGS = (
+    "My sister dont know",
+    "He think that I knows",
+    "Yesterday they tells us",
+    "We was asking",
+    "The teacher have explained me",
+    "An old man wanted to knew",
+    "It are not clear",
+    "Nobody in the the house remember",
+    "I has forgot",
+    "Her brothers wants to see",
+)
+SENTENCE_ENDINGS = (
+    "where there keys is.",
+    "why the trian is late.",
+    "how much do it costs.",
+    "who have opened the window",
+    "what the childs are doing.",
+    "when we goes too Paris.",
+    "wether it will rains tomorow.",
+    "which book she have readed.",
+    "how to went home from hear.",
     "that the dog were hungry.",
-)  # fmt: skip
-SENTENCES = tuple(f"{first} {last}" for last in ENDINGS for first in BEGINNINGS)
+)
+SENTENCES_OF_LEARNERS = tuple(
+    f"{first} {last}" for last in SENTENCE_ENDINGS for first in SENTENCE_BEGINNINGS
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +100,7 @@ def greedy(subject: Subject) -> Finding:
     """
     decoder = subject.decoder()
     own = dtype_of(decoder.model)
-    first = compare(f"sentences, {dtype_name(own)}", decoder, SENTENCES[:NUM_SENTENCES])
+    first = compare(f"sentences, {dtype_name(own)}", decoder, SENTENCES_OF_LEARNERS[:NUM_SENTENCES])
     found = [first]
     for dtype in dict.fromkeys((own, mx.float32, mx.bfloat16)):
         model = tiny.tied_t5(dtype)
@@ -128,7 +143,7 @@ def compare(
         if others[1:] != others[:-1]:
             steady_differs.append(i)
         count += 1
-        if time.perf_counter() - began > SECONDS:
+        if time.perf_counter() - began > SECONDS_OF_COMPARING:
             break
     return Compared(name, count, plain_differs, steady_differs, promises_equal_rows(model))
 
@@ -143,26 +158,29 @@ def sampling(subject: Subject) -> Finding:
         for seed in (1, 2)
     )
     expected, values = distribution(target), {}
-    for kind, (by_model, rule) in KINDS.items():
+    for kind, (by_model, rule) in SAMPLING_KINDS.items():
         decoder = SpeculativeDecoder(
             target, draft if by_model else "lookup", num_draft=2, verify=rule
         )
         found = decoder.generate_batch(
-            [PROMPT] * COUNT, batch_size=COUNT, temperature=1.0, max_tokens=MAX_SAMPLED
+            [SAMPLED_PROMPT] * SAMPLED_OUTPUTS,
+            batch_size=SAMPLED_OUTPUTS,
+            temperature=1.0,
+            max_tokens=MAX_SAMPLED,
         )
-        ends = {"eos": (tiny.EOS,)}
+        ends = {"eos": (tiny.EOS_ID,)}
         seen = Counter((*out.tokens, *ends.get(out.finish_reason, ())) for out in found)
         values[kind] = p_value(*chi_square(seen, expected))
     kind, worst = min(values.items(), key=lambda item: item[1])
     fault = (
-        f"outputs are not distributed as the target's own ({kind}): chi-square of {COUNT} "
-        f"outputs, p = {worst:.0e}"
+        f"outputs are not distributed as the target's own ({kind}): chi-square of "
+        f"{SAMPLED_OUTPUTS} outputs, p = {worst:.0e}"
     )
     reason = (
-        f"{COUNT} outputs each of {len(KINDS)} kinds follow the target's distribution "
-        f"(chi-square, smallest p {worst:.2f})"
+        f"{SAMPLED_OUTPUTS} outputs each of {len(SAMPLING_KINDS)} kinds follow the target's "
+        f"distribution (chi-square, smallest p {worst:.2f})"
     )
-    details = {"outputs": COUNT, "p_values": values, "least_p": LEAST_P}
+    details = {"outputs": SAMPLED_OUTPUTS, "p_values": values, "least_p": LEAST_P}
     return Finding.of("sampling", fault if worst < LEAST_P else None, reason, details)
 
 
@@ -170,9 +188,9 @@ def distribution(model: T5) -> dict[tuple[int, ...], float]:
     """Return the probability of every output of at most MAX_SAMPLED tokens, EOS included."""
     masses: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(MAX_SAMPLED):
-        for prefix in [each for each in masses if each[-1:] != (tiny.EOS,)]:
+        for prefix in [each for each in masses if each[-1:] != (tiny.EOS_ID,)]:
             mass = masses.pop(prefix)
-            logits = model(mx.array([PROMPT]), mx.array([[0, *prefix]]))[0, -1]
+            logits = model(mx.array([SAMPLED_PROMPT]), mx.array([[0, *prefix]]))[0, -1]
             probs = np.array(Sampler(1.0).probs(logits), np.float64)
             for token, p in enumerate(probs / probs.sum()):
                 masses[*prefix, token] = mass * float(p)
@@ -206,15 +224,15 @@ def p_value(statistic: float, freedom: int) -> float:
 def threads(subject: Subject) -> Finding:
     """Decode in several threads that share a decoder, and compare with a single thread."""
     decoder = subject.decoder()
-    sentences = SENTENCES[:NUM_THREADED]
+    sentences = SENTENCES_OF_LEARNERS[:NUM_THREADED]
 
     def decoded(sentence: str) -> list[int]:
         return decoder.generate(sentence, max_tokens=MAX_TOKENS).tokens
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
         found = [*pool.map(decoded, sentences)]
     wrong = sum(ours != decoded(each) for ours, each in zip(found, sentences, strict=True))
-    details = {"threads": THREADS, "outputs": len(sentences), "different": wrong}
-    fault = f"{wrong} of {len(sentences)} outputs of {THREADS} threads differ from serial ones"
-    reason = f"{THREADS} threads sharing a decoder give the {len(sentences)} outputs of one"
+    details = {"threads": NUM_THREADS, "outputs": len(sentences), "different": wrong}
+    fault = f"{wrong} of {len(sentences)} outputs of {NUM_THREADS} threads differ from serial ones"
+    reason = f"{NUM_THREADS} threads sharing a decoder give the {len(sentences)} outputs of one"
     return Finding.of("threads", fault if wrong else None, reason, details)

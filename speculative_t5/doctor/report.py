@@ -22,20 +22,20 @@ def as_markdown(pair: str, findings: Sequence[Finding], seconds: float) -> str:
             details |= finding.details
     parts = [
         f"### `doctor --report`: {details.get('chip', 'a machine')}",
-        _markdown_table(("machine", ""), _machine(details, pair, seconds)),
+        _report_table(("machine", ""), _machine_rows(details, pair, seconds)),
         "#### Checks",
-        _markdown_table(
+        _report_table(
             ("check", "result", "reason"), ((f.name, f.status, f.reason) for f in findings)
         ),
     ]
     for timed in (each.details for each in findings if "pass_seconds" in each.details):
         head = ("tokens in a pass of the target", "", *PASS_LENGTHS)
-        parts += ["#### Passes", _markdown_table(head, _curves(pair, timed)), "#### Speed"]
+        parts += ["#### Passes", _report_table(head, _curves(pair, timed)), "#### Speed"]
         parts += [_speeds(pair, timed), TABLE_NOTES]
     return "\n\n".join(parts)
 
 
-def _machine(details: Mapping[str, Any], pair: str, seconds: float) -> list[tuple[str, str]]:
+def _machine_rows(details: Mapping[str, Any], pair: str, seconds: float) -> list[tuple[str, str]]:
     """Return what is known of the machine; a check that did not run leaves something out."""
     size = f"{details['memory'] / 2**30:.3g} GB" if "memory" in details else None
     info, parts = details.get("info", {}), details.get("parts", {})
@@ -78,10 +78,10 @@ def _speeds(pair: str, timed: Mapping[str, Any]) -> str:
         ("times plain", f"{auto['speedup']:.2f}"),
         ("auto drafts", usual(auto, 3)),
     ]
-    return _markdown_table([head for head, _ in cells], [[cell for _, cell in cells]])
+    return _report_table([head for head, _ in cells], [[cell for _, cell in cells]])
 
 
-def _markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+def _report_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     lines = (
         [" ".join(str(cell).split()).replace("|", "\\|") for cell in line]
         for line in (head, ["---"] * len(head), *rows)

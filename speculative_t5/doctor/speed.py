@@ -10,10 +10,10 @@ from ..decoding import Plan
 from ..generation import SpeculativeDecoder
 from ..measure import PLAIN_DECODING, PassCosts, tokens_per_second
 from .checks import DRAFTED_TOKENS, Finding, Subject, dtype_of
-from .outputs import SENTENCES
+from .outputs import SENTENCES_OF_LEARNERS
 
 SHOWN_LENGTHS = (1, 2, 3, 5, 6, 9, 13, 17)  # of passes, in the usual report
-SENTENCE_STEP, MOST_TOKENS = 11, 32  # which sentences are decoded, and how far
+SENTENCE_STEP, OUTPUT_TOKENS = 11, 32  # which sentences are decoded, and how far
 MOST_TURNS, SECONDS_OF_TURNS = 9, 15.0  # no turn begins after so many seconds
 LEAST_GAIN = 1.05  # a smaller speed-up is none
 
@@ -21,7 +21,7 @@ LEAST_GAIN = 1.05  # a smaller speed-up is none
 def speed(subject: Subject) -> Finding:
     """Time passes and a few sentences; it never fails."""
     decoder = subject.decoder()
-    prompts = [decoder.encode(sentence) for sentence in SENTENCES[::SENTENCE_STEP]]
+    prompts = [decoder.encode(sentence) for sentence in SENTENCES_OF_LEARNERS[::SENTENCE_STEP]]
     costs = measure.measure_passes(decoder, prompts[0])
     adaptive = SpeculativeDecoder(decoder.model, decoder.draft or "lookup", decoder.tokenizer)
     plans = {"drafted": decoder.engine.plan(), "auto": adaptive.engine.plan()}
@@ -51,7 +51,7 @@ def _measured(
     costs: PassCosts,
 ) -> dict[str, Any]:
     """Decode prompts plainly, and by plans: "drafted", and "auto", whose lengths adapt."""
-    variants = measure.variants_of(dict.fromkeys(plans, decoder), MOST_TOKENS, plans)
+    variants = measure.variants_of(dict.fromkeys(plans, decoder), OUTPUT_TOKENS, plans)
     comparison = measure.compare_with_plain(
         variants, prompts, turns=MOST_TURNS, seconds=SECONDS_OF_TURNS
     )
