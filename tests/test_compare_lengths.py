@@ -1,6 +1,7 @@
 """Comparing "auto" with fixed lengths: processes of their own, on a tiny pair, and the ratios."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from programs.length_worker import load_way
 
 pytestmark = pytest.mark.cpu  # outputs do not depend on what is drafted there
 PROMPTS = ["He go home.", "She have a apple.", "I is late.", "It are good."]
-SPEC = {"draft": None, "max_tokens": 12, "temperature": 0.0}
+SPEC = {"draft": None, "max_tokens": 12, "temperature": 0.0, "busy": False}
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def prompts(tmp_path: Path) -> Path:
 def compare(prompts: Path, model: Path, **changes: Any) -> None:
     options: dict[str, Any] = {
         "draft": str(model.with_name("draft")), "num_draft": "0,2", "turns": 2, "count": 2,
-        "before": 1, "later": 2, "max_tokens": 12, "temperature": 0.0, "also": None,
+        "before": 1, "later": 2, "max_tokens": 12, "temperature": 0.0, "also": None, "busy": False,
         "as_json": True,
     }  # fmt: skip
     compare_lengths.compare_lengths(prompts, str(model), **(options | changes))
@@ -63,6 +64,17 @@ def test_a_way_notes_what_each_round_drafted(place: Path, monkeypatch: pytest.Mo
     found = plain({"prompt": PROMPTS[0]})
     assert found["tokens"] == again["tokens"]
     assert {(by_model, wanted) for by_model, wanted, *_ in found["rounds"]} == {(0, 0)}
+
+
+def test_on_a_busy_machine_processor_time_is_taken_for_time(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # which is put back
+    model = str(place / "weights" / "target")
+    answer, _ = load_way(SPEC | {"model": model, "num_draft": 0, "busy": True})
+    assert time.perf_counter is time.process_time
+    found = answer({"prompt": PROMPTS[0]})
+    assert 0 < found["seconds"] <= found["processor"]
 
 
 def test_a_table_says_what_auto_reached_and_drafted(

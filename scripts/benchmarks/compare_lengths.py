@@ -11,7 +11,9 @@ prompt, in a random order, so that ratios hold although the machine's speed drif
 24 are measured; then "auto" decodes 80 more, and the 24 are measured once more.
 
 `--also OLD=FOLDER` measures "auto" of another checkout as well, with its C parts built. With one
-thread, processor time is comparable, too: what else runs on the machine disturbs it less.
+thread, processor time is comparable, too: what else runs on the machine disturbs it less. On a busy
+machine `--busy` lets the loop itself take processor time for time, so that "auto" learns from it;
+waits then seem to cost nothing.
 """
 
 import json
@@ -101,6 +103,9 @@ def compare_lengths(
     also: Annotated[
         list[str] | None, typer.Option(help='NAME=FOLDER of a checkout; its "auto", too.')
     ] = None,
+    busy: Annotated[
+        bool, typer.Option("--busy", help="Measure and learn from processor time alone.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, with every round of auto.")
     ] = False,
@@ -109,7 +114,7 @@ def compare_lengths(
     if len(lines) < before + count:
         sys.exit(f"error: {prompts} has {len(lines)} prompts, fewer than {before + count}")
     spec = {"model": model, "draft": draft}
-    spec |= {"max_tokens": max_tokens, "temperature": temperature}
+    spec |= {"max_tokens": max_tokens, "temperature": temperature, "busy": busy}
     ways = {f"{length}": Way(spec | {"num_draft": length}) for length in read_numbers(num_draft)}
     ways[AUTO] = Way(spec | {"num_draft": AUTO})
     for name, _, folder in (each.partition("=") for each in also or ()):
