@@ -31,7 +31,7 @@ SMALL, SHARING = "correct-small", "correct-draft"
 PROMPT = "Yesterday she go to the libary and borrowed three book about a history of numbers."
 TEXT = "He go home. She have a apple. They is here.\n"
 FIRST_ROUND = "Batch.round"
-LOADING = "SpeculativeDecoder.from_pretrained"
+LOADING = ("SpeculativeDecoder.from_pretrained", "DecoderOptions.load")
 NATIVE = "SPECULATIVE_T5_NATIVE"
 SECONDS = 120  # that a server may need to answer
 
@@ -69,6 +69,7 @@ class Recorder:
     def __init__(self, root: Path) -> None:
         self._folder = f"{root / PACKAGE}{os.sep}"
         self._on = False
+        self._within: str | None = None  # the function whose calls switch this on
         self._outside = threading.local()  # how deep in imports and loading each thread is
         self._functions: Counter[CodeType] = Counter()
         self._made: list[Any] = []  # kept, so that no two have one address
@@ -84,16 +85,16 @@ class Recorder:
         threading.setprofile(None)
 
     @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        """Record anew."""
+    def on(self, within: str | None = None) -> Iterator[None]:
+        """Record anew; only while a function of the package runs, if one is named."""
         self._functions.clear()
         self._made.clear()
         self._num_asked = None
-        self._on = True
+        self._on, self._within = within is None, within
         try:
             yield
         finally:
-            self._on = False
+            self._on, self._within = False, None
 
     def _see(self, frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
@@ -101,8 +102,10 @@ class Recorder:
             self._note_object(frame)
         if not code.co_filename.startswith(self._folder) or event not in ("call", "return"):
             return
+        if code.co_qualname == self._within:
+            self._on = event == "call"
         depth = getattr(self._outside, "depth", 0)
-        if code.co_name == "<module>" or code.co_qualname == LOADING:
+        if code.co_name == "<module>" or code.co_qualname in LOADING:
             self._outside.depth = depth + (1 if event == "call" else -1)
         elif event == "call" and self._on and not depth and not is_class_body(code):
             self._functions[code] += 1
@@ -193,13 +196,13 @@ def coupled_sample(recorder: Recorder) -> None:
 
 
 def document(recorder: Recorder) -> None:
-    """Record a run of the command, from the import of its program to its end."""
+    """Record what the command does, from the call of its function on."""
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder, "text.txt"), Path(folder, "corrected.txt")
         source.write_text(TEXT, encoding="utf-8")
         sys.argv = ["speculative-t5", "document", str(source), "--output", str(output)]
         sys.argv += ["--draft-model", SMALL, "--num-draft", "5"]
-        with recorder.on(), contextlib.suppress(SystemExit):
+        with recorder.on(within="document"), contextlib.suppress(SystemExit):
             from speculative_t5.cli import main
 
             main()

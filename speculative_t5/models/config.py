@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 from ..errors import first_line, printable, shown
@@ -196,10 +197,7 @@ class T5Config:
     n_positions: int = 512  # source tokens that it was made for; more are no error
     quantization: Quantization | None = None
 
-    @property
-    def num_key_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.num_heads
+    num_key_heads = property(attrgetter("num_heads"))  # those of keys and values
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -196,7 +196,8 @@ class CompiledModel(nn.Module):
     @property
     def num_key_heads(self) -> int:
         """Heads of keys and values of each of the decoder's attentions in this process."""
-        return self.config.num_key_heads // self.num_processes
+        of_all: int = self.config.num_key_heads
+        return of_all // self.num_processes
 
     @property
     def dtype(self) -> mx.Dtype:
