@@ -98,8 +98,9 @@ class ProcessGroup:
         self.compare(facts)
         self.started = True
 
-    def fail(self, error: BaseException | None, line: str, say: Callable[[str], None]) -> None:
-        """Report this process's error, unless another one does."""
+    def fail(self, error: BaseException | None, text: str, say: Callable[[str], None]) -> None:
+        """Report this process's error, with its text, unless another one does."""
+        line = f"error: {text}"
         if self.started:
             say(f"{self.name}: {line}")
             return
@@ -107,7 +108,7 @@ class ProcessGroup:
             say(line)
         with contextlib.suppress(RuntimeError):  # the others are gone
             if not isinstance(error, StartError):  # which the others have, too
-                exchange_messages(self.group, {"error": line.removeprefix("error: ")})
+                exchange_messages(self.group, {"error": text})
             # Launchers end all processes when one ends: none may before the line is written.
             exchange_messages(self.group, {})
 

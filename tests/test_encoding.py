@@ -152,3 +152,12 @@ def test_characters_that_the_vocabulary_lacks_are_found(lacking: Path) -> None:
     assert found.unknown == "\u2603\u4e16\u754c"
     assert encoder.fit([5, 2, 1]).unknown == "", "ids have no characters"
     assert decoder().fit("\u2603").unknown == "", "bytes have them all"
+
+
+def test_what_is_wrong_with_a_long_prompt_is_known_without_advice() -> None:
+    with pytest.raises(PromptTooLong) as refusal:
+        decoder(max_source_length=3).generate_batch(["long"])
+    for error in (refusal.value, pickle.loads(pickle.dumps(refusal.value))):
+        found = "at index 0, the prompt has 5 tokens, more than the 3 that max_source_length allows"
+        assert error.found == found
+        assert str(error).startswith(f"{found}: use rewrite to split it")

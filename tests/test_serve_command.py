@@ -269,7 +269,7 @@ def test_a_second_signal_ends_streams_at_once(lasting: Serve) -> None:
 def test_a_second_signal_does_not_wait_for_loading(
     lasting: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "GRACE", FOREVER)
+    monkeypatch.setattr(service, "GRACE_SECONDS", FOREVER)
     loading = threading.Event()
     with lasting(FOREVER, loading.wait) as served:
         try:

@@ -97,7 +97,7 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-TOGETHER: list[tuple[dict[str, Any], str | None]] = [
+SENTENCES_TOGETHER: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": ["a"] * 9}, None),
     ({"prompt": ["a"] * 5, "n": 2, "temperature": 1}, None),
     ({"prompt": "a", "n": 10**9, "temperature": 1}, None),
@@ -134,7 +134,7 @@ def test_a_wrong_field_is_named(served: Served) -> None:
     for name, values in WRONG.items():
         for value in values:
             check_error(served.post(**{"prompt": "a", name: value}), 400, name)
-    for fields, param in TOGETHER:
+    for fields, param in SENTENCES_TOGETHER:
         check_error(served.post(**fields), 400, param)
     for fields, param in CHATS:
         check_error(served.post(CHAT, **fields), 400, param)

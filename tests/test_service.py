@@ -309,10 +309,10 @@ async def test_a_failure_ends_its_batch_and_the_service_goes_on(
         monkeypatch.setattr(Batch, "round", round_)
         call, waiting = (served.submit(prompts(count), SHORT) for count in (2, 4))
         gate.open()
-        await check_failure(call, 500, service.FAILED)
+        await check_failure(call, 500, service.DECODING_FAILED)
         assert await collect(waiting) == expected, "those that waited are decoded all the same"
         assert served.figures()["failures"] == 1 and served.state == "ready"
-    check_message(service.FAILED)
+    check_message(service.DECODING_FAILED)
     assert "secret" in caplog.text
 
 
@@ -340,7 +340,7 @@ async def test_a_text_that_cannot_be_made_ends_its_output_alone(
         monkeypatch.setattr(service, "as_chunk", fails_for_the_second)
         calls = [served.submit([p], SHORT) for p in prompts(2)]
         assert await collect(calls[0]) == by_decoder(decoder, prompts(1), {"max_tokens": 9})
-        await check_failure(calls[1], 500, service.FAILED)
+        await check_failure(calls[1], 500, service.DECODING_FAILED)
 
 
 async def test_a_model_that_cannot_be_loaded_is_a_failure() -> None:
@@ -369,20 +369,20 @@ async def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> Non
         gate.open(1)
         await stopping
         for each in calls:
-            await asyncio.wait_for(check_failure(each, 503, service.STOPPED), 10)
+            await asyncio.wait_for(check_failure(each, 503, str(service.stopped())), 10)
         assert served.state == "stopped" and served.figures()["failures"] == 0
-    check_message(service.STOPPED)
+    check_message(str(service.stopped()))
 
 
 async def test_a_thread_that_hangs_leaves_nobody_waiting(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "GRACE", 0.05)
+    monkeypatch.setattr(service, "GRACE_SECONDS", 0.05)
     async with serving(gate=gate) as served:
         call = served.submit(prompts(1), FOREVER)
         await until(lambda: is_now(served, rows=1))
         await served.stop(0)
-        await check_failure(call, 503, service.STOPPED)
+        await check_failure(call, 503, str(service.stopped()))
         assert served.state == "stopped" and served.is_running
     assert served.state == "stopped"
 
@@ -477,3 +477,10 @@ async def test_long_prompts_are_encoded_in_another_thread() -> None:
             assert refused.value.body["error"]["param"] == "messages"
         finally:
             del decoder.fit  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("reason", [service.IS_LOADING, service.IS_STOPPING])
+def test_a_refusal_knows_its_reason_without_advice_in_another_process(reason: str) -> None:
+    refused = Refused(503, f"{reason}: wait", reason=reason)
+    assert Refused.again(refused.keywords).reason == reason
+    assert Refused.again(Refused(400, "no: send it").keywords).reason == "no: send it"

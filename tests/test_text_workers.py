@@ -57,7 +57,7 @@ def hanging_field(fields, name):
     hang(fields[name])
     return text_field(fields, name)
 languagetool.edits, libretranslate.text_field = hanging_edits, hanging_field
-text_worker.main()
+text_worker.work_on_texts()
 """
 HANGS = [sys.executable, "-c", HANGING.format(path=sys.path)]
 BAD = "He go home. This HANGS for ever."

@@ -50,7 +50,7 @@ def hangs(self):
         re.match("(a+)+$", "a" * 60 + "b")
     return split(self)
 rewriting.Document._split = hangs
-text_worker.main()
+text_worker.work_on_texts()
 """
 SERVES = """
 import sys

@@ -23,7 +23,7 @@ from ..checkpoints import Download, announce_downloads
 from ..decoding import FinishReason, Origin, Stats, cache_folder
 from ..distributed import is_launched, join, process_group
 from ..errors import escaped, shown
-from ..generation import MEANINGS, Chunk
+from ..generation import ORIGIN_MEANINGS, Chunk
 from ..tokenizers import Source
 
 if TYPE_CHECKING:  # rich takes time to import
@@ -261,9 +261,8 @@ def legend() -> Text:
 
     text = Text()
     for kind in ("accepted", "recovered", "bonus"):
-        text.append("   " if text else "").append(kind, ORIGIN_STYLES[kind]).append(
-            f" {MEANINGS[kind]}"
-        )
+        text.append("   " if text else "").append(kind, ORIGIN_STYLES[kind])
+        text.append(f" {ORIGIN_MEANINGS[kind]}")
     return text
 
 
@@ -321,12 +320,11 @@ def one_line(text: str) -> str:
 
 def fail(message: str, code: int, error: BaseException | None = None) -> NoReturn:
     """Print an error in one line, and exit."""
-    line = "error: " + one_line(message)
-    processes = process_group()
+    text, processes = one_line(message), process_group()
     if processes is None:
-        _say(line)
+        _say(f"error: {text}")
     else:
-        processes.fail(error, line, _say)
+        processes.fail(error, text, _say)
     sys.exit(code)
 
 

@@ -28,9 +28,9 @@ from .models import MODELS_PATH, Models, Served
 from .page import PAGE_HEADERS, PAGE_HTML
 from .requests import Refused
 from .server import check_key, check_site, guarded, tidied, unless_gone
-from .service import NOW, Call
+from .service import CURRENT_FIGURES, Call
 from .settings import Settings
-from .text_routes import LANGUAGES, TEXTS, TextEndpoints
+from .text_routes import LANGUAGE_ROUTES, TEXT_ROUTES, TextEndpoints
 
 LONG_BODY = 20_000  # bytes of a body from which prompts are long
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
@@ -67,7 +67,7 @@ def make_app(models: Models, settings: Settings) -> Starlette:
         Middleware(counted, registry=endpoints.registry),
         Middleware(
             guarded,
-            check=partial(check_site, local=settings.local, origins=origins, others=TEXTS),
+            check=partial(check_site, local=settings.local, origins=origins, others=TEXT_ROUTES),
         ),
     ]
     if origins:  # before the keys, which browsers do not send when they ask whether they may
@@ -80,7 +80,7 @@ def make_app(models: Models, settings: Settings) -> Starlette:
         )
         middleware.append(cors)
     if settings.api_keys:
-        check = partial(check_key, keys=settings.api_keys, others=TEXTS)
+        check = partial(check_key, keys=settings.api_keys, others=TEXT_ROUTES)
         middleware.append(Middleware(guarded, check=check))
     errors = (Refused, ClientDisconnect, HTTPException, Exception)
     handlers: dict[Any, Any] = dict.fromkeys(errors, answer_error)
@@ -134,9 +134,9 @@ class Endpoints(Collector):
         ]
         whole_texts = [
             Route(path, partial(texts.answer, path), methods=route.methods)
-            for path, route in TEXTS.items()
+            for path, route in TEXT_ROUTES.items()
         ]
-        languages = [Route(path, partial(texts.languages, path)) for path in LANGUAGES]
+        languages = [Route(path, partial(texts.languages, path)) for path in LANGUAGE_ROUTES]
         self.routes = [
             *outputs,
             *whole_texts,
@@ -153,7 +153,7 @@ class Endpoints(Collector):
         figures, ready = self._models.figures(), float(self._models.state == "ready")
         yield GaugeMetricFamily(f"{METRIC_PREFIX}ready", "1 if requests are decoded.", value=ready)
         for name, value in figures.items():
-            family = GaugeMetricFamily if name in NOW else CounterMetricFamily
+            family = GaugeMetricFamily if name in CURRENT_FIGURES else CounterMetricFamily
             yield family(METRIC_PREFIX + name, FIGURE_HELP[name], value=value)
 
     async def _all_models(self, _: Request) -> Response:
@@ -279,7 +279,15 @@ class Endpoints(Collector):
         return events
 
 
-KNOWN_PATHS = (*ANSWER_OF_PATH, *TEXTS, *LANGUAGES, MODELS_PATH, "/health", "/metrics", "/")
+KNOWN_PATHS = (
+    *ANSWER_OF_PATH,
+    *TEXT_ROUTES,
+    *LANGUAGE_ROUTES,
+    MODELS_PATH,
+    "/health",
+    "/metrics",
+    "/",
+)
 
 
 def counted(app: ASGIApp, registry: prometheus.CollectorRegistry) -> ASGIApp:

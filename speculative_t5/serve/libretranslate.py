@@ -9,7 +9,16 @@ from ..documents import Piece, RewriteOptions, WebPage, identifier
 from ..tokenizers import Languages, language_name, same_language
 from .fields import text_field
 from .requests import refuse
-from .texts import SURE, WORDS, Partly, Remote, detected, ignore, is_surely_other, number_of_words
+from .texts import (
+    MIN_WORDS,
+    SURE_PROBABILITY,
+    Partly,
+    Remote,
+    detected,
+    ignore,
+    is_surely_other,
+    number_of_words,
+)
 
 TEXT_FORMATS = ("text", "html")
 
@@ -109,7 +118,7 @@ def _detected(given: Sequence[Given], target: str, languages: Languages) -> list
     found = []
     for each in given:
         own = detected(each.words, codes)
-        tells = number_of_words(each.words) >= WORDS or own[1] >= SURE
+        tells = number_of_words(each.words) >= MIN_WORDS or own[1] >= SURE_PROBABILITY
         found.append(own if tells and _translates(languages, target, own[0]) else whole)
     return found
 

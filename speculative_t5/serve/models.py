@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import first_line, shown
 from .requests import Refused, refuse
-from .service import LOADING_SECONDS, NOW, Service, State, stopping
+from .service import CURRENT_FIGURES, LOADING_SECONDS, Service, State, stopping
 from .threads import SHARED_THREADS
 from .workers import Workers
 
@@ -301,7 +301,8 @@ class Models:
     def _count(self, service: Service) -> None:
         """Add the figures of a service that ends to the totals."""
         figures = service.figures()
-        self._totals.update({name: figures[name] for name in figures if name not in NOW})
+        totals = {name: figures[name] for name in figures if name not in CURRENT_FIGURES}
+        self._totals.update(totals)
 
     def find(self, name: object) -> Served:
         """Return the model that a request names; the first if it names none."""

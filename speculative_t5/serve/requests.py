@@ -85,7 +85,8 @@ class Refused(Exception):
     """Raised for a request that is not answered; the client gets the message, which is one line.
 
     `param` is the field of the request that is wrong, and `code` a word for programs, such as
-    "model_not_found".
+    "model_not_found". `reason` is the part of the message without what to do, where another one
+    takes it up.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class Refused(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.headers = status, headers
+        self.status, self.headers, self.reason = status, headers, reason or message
         # What it is made of, for another process.
         self.keywords = {
             "status": status,
@@ -106,6 +108,7 @@ class Refused(Exception):
             "param": param,
             "code": code,
             "headers": headers,
+            "reason": reason,
         }
         kind = "server_error" if status >= 500 else "invalid_request_error"
         if status == 429:

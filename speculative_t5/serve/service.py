@@ -27,26 +27,32 @@ from .requests import Refused
 from .threads import SHARED_THREADS
 
 LOADING_SECONDS, STOPPING_SECONDS = 5, 10  # after which to ask again
-MOST_SECONDS = 60  # to wait for room in the queue, at most
-GRACE = 10.0  # seconds for the thread to end after the time for outputs is over
-LAST_ROUND = 2.0  # seconds for it if there is no time; Python may abort if it exits in a round
+MAX_RETRY_SECONDS = 60  # to wait for room in the queue, at most
+GRACE_SECONDS = 10.0  # for the thread to end after the time for outputs is over
+LAST_ROUND_SECONDS = (
+    2.0  # seconds for it if there is no time; Python may abort if it exits in a round
+)
 
-FAILED = "decoding failed in the server: see its log"
-STOPPED = "the server stopped before the output had ended: wait and send the request again"
+DECODING_FAILED = "decoding failed in the server: see its log"
+# Why nothing is decoded now; a text that was begun is answered with it, as far as it went.
+IS_LOADING = "the model is being loaded"
+IS_BROKEN = "the server cannot decode any more"
+IS_STOPPING = "the server is stopping"
+HAS_STOPPED = "the server stopped before the output had ended"
 
 log = logging.getLogger(__name__)
 
-NOW = ("queued", "rows", "seconds_since_round")  # figures that are no totals
+CURRENT_FIGURES = ("queued", "rows", "seconds_since_round")  # figures that are no totals
 
 State = Literal["loading", "ready", "stopping", "failed", "stopped"]
 Answer = TypeVar("Answer")
 
 
-Result = Chunk | Refused  # what a round adds to an output, or why none follows
+RoundResult = Chunk | Refused  # what a round adds to an output, or why none follows
 
 
 @dataclass(frozen=True, eq=False)
-class Output:
+class CallOutput:
     """One output of a call: its request, and what makes its text as it grows."""
 
     call: Call
@@ -63,9 +69,9 @@ class Call:
     left: int  # outputs that have not ended, as far as they have been read
     changed: threading.Condition  # the service's, which guards the next two
     cancelled: bool = False
-    waiting: deque[Output] = field(default_factory=deque)  # that have no row yet
+    waiting: deque[CallOutput] = field(default_factory=deque)  # that have no row yet
     # Results that have not been read, with the numbers of their outputs.
-    queue: asyncio.Queue[tuple[int, Result]] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[tuple[int, RoundResult]] = field(default_factory=asyncio.Queue)
 
     @property
     def prompt_tokens(self) -> int:
@@ -137,7 +143,7 @@ class Service:
         self._calls: deque[Call] = deque()  # with outputs that wait, the next one first
         # What is computed between rounds, and where the answers go.
         self._jobs: deque[tuple[Future[Any], Callable[[SpeculativeDecoder], Any]]] = deque()
-        self._running: dict[int, Output] = {}  # by the index of the request
+        self._running: dict[int, CallOutput] = {}  # by the index of the request
         self._deadline = math.inf  # of all outputs, in the time of time.monotonic
         self._last_round: float | None = None  # in the same time
         self._busy, self._ended = 0.0, 0  # seconds of rounds, and outputs that ended in them
@@ -190,7 +196,7 @@ class Service:
             source = sources[number // samples]
             request = Request(next(self._numbers), source, own, number)
             detokenizer = options.detokenizer(decoder.tokenizer)
-            call.waiting.append(Output(call, number, request, detokenizer))
+            call.waiting.append(CallOutput(call, number, request, detokenizer))
         with self._changed:
             self._check_room(wanted)  # the state may have changed
             self._totals["prompt_tokens"] += call.prompt_tokens
@@ -243,13 +249,13 @@ class Service:
                 self.state = "stopping"
             self._deadline = until
             self._changed.notify_all()
-        until += GRACE
+        until += GRACE_SECONDS
         while self.is_running and (now := time.monotonic()) < until:
             if hurried():
                 self._deadline = min(self._deadline, now)
-                until = min(until, now + LAST_ROUND)
+                until = min(until, now + LAST_ROUND_SECONDS)
             await asyncio.sleep(0.05)
-        self._end(STOPPED, "stopped")  # nothing, unless the thread hangs or never began
+        self._end("stopped")  # nothing, unless the thread hangs or never began
 
     def _check_room(self, wanted: int) -> None:
         """Refuse a call of more outputs than the queue has room for."""
@@ -259,12 +265,13 @@ class Service:
             lacking = self._queued + wanted - self.max_queue
             if lacking > 0:
                 seconds = math.ceil(lacking * self._busy / max(self._ended, 1))
-                seconds = min(max(1, seconds), MOST_SECONDS)
-                raise Refused(
-                    429, f"the queue holds {self.max_queue} outputs, {self._queued} wait already, "
-                    f"and the request asks for {wanted}: wait and send the request again",
-                    code="queue_full", headers={"Retry-After": str(seconds)},
-                )  # fmt: skip
+                seconds = min(max(1, seconds), MAX_RETRY_SECONDS)
+                wrong = (
+                    f"the queue holds {self.max_queue} outputs, {self._queued} wait already, and "
+                    f"the request asks for {wanted}: wait and send the request again"
+                )
+                headers = {"Retry-After": str(seconds)}
+                raise Refused(429, wrong, code="queue_full", headers=headers)
 
     @property
     def _queued(self) -> int:
@@ -273,10 +280,11 @@ class Service:
 
     def _unavailable(self) -> Refused:
         if self.state == "loading":
-            message = "the model is being loaded: wait until it is ready"
-            return Refused(503, message, headers={"Retry-After": str(LOADING_SECONDS)})
+            headers = {"Retry-After": str(LOADING_SECONDS)}
+            message = f"{IS_LOADING}: wait until it is ready"
+            return Refused(503, message, reason=IS_LOADING, headers=headers)
         if self.state == "failed":
-            return Refused(503, "the server cannot decode any more: see its log")
+            return Refused(503, f"{IS_BROKEN}: see its log", reason=IS_BROKEN)
         return stopping()
 
     # In the thread that owns the device:
@@ -284,14 +292,14 @@ class Service:
     def _run(self) -> None:
         try:
             self._load_and_serve()
-            self._end(STOPPED, "stopped")
+            self._end("stopped")
         except BaseException as error:
             # A model whose logits are NaN says so in a line; everything else is a fault here.
             if self._decoder is not None and not isinstance(error, RowError):
                 log.exception("the decoding thread has ended")
                 error = RuntimeError(first_line(error))
             self.failure = error
-            self._end(FAILED, "failed")
+            self._end("failed")
         self._forget()
 
     def _load_and_serve(self) -> None:
@@ -332,7 +340,7 @@ class Service:
                     self._emit(batch.round(), began)
             except Exception:  # the server goes on; the log has it, and callers get errors
                 log.exception("a round has failed")
-                self._end(FAILED)
+                self._end()
                 batch = self._warm_up()
 
     def _wait(self) -> bool:
@@ -360,7 +368,7 @@ class Service:
         """
         with self._changed:
             kept = {i: output for i, output in self._running.items() if not output.call.cancelled}
-            joining: list[Output] = []
+            joining: list[CallOutput] = []
             with_rows = {output.call for output in kept.values()}
             tokens = 0
             while free := self._batch_size - len(kept) - len(joining):
@@ -400,8 +408,9 @@ class Service:
                     self._totals["failures"] += result.status == 500
         self._send([*zip(outputs, results, strict=True)])
 
-    def _end(self, error: str, state: State | None = None) -> None:
+    def _end(self, state: State | None = None) -> None:
         """End running outputs in an error; with a state, in any thread, those that wait, too."""
+        refusal = stopped if state == "stopped" else failed
         with self._changed:
             outputs, self._running = [*self._running.values()], {}
             jobs: list[Future[Any]] = []
@@ -412,15 +421,14 @@ class Service:
                 self._jobs.clear()
                 self.state = self.state if self.state in ("failed", "stopped") else state
                 self._changed.notify_all()
-            if error == FAILED:
+            if refusal is failed:
                 self._totals["failures"] += len(outputs)
-        status = 500 if error == FAILED else 503
         for found in jobs:
             if found.set_running_or_notify_cancel():
-                found.set_exception(Refused(status, error))
-        self._send([(output, Refused(status, error)) for output in outputs])
+                found.set_exception(refusal())
+        self._send([(output, refusal()) for output in outputs])
 
-    def _send(self, results: Sequence[tuple[Output, Result]]) -> None:
+    def _send(self, results: Sequence[tuple[CallOutput, RoundResult]]) -> None:
         """Send results to the calls of their outputs, all in one message to the event loop."""
 
         def put() -> None:
@@ -444,11 +452,22 @@ def fitted(decoder: SpeculativeDecoder, prompts: Sequence[Prompt], field: str) -
 
 def stopping() -> Refused:
     """Return the refusal of a server that stops."""
-    message = "the server is stopping: use another one"
-    return Refused(503, message, headers={"Retry-After": str(STOPPING_SECONDS)})
+    headers = {"Retry-After": str(STOPPING_SECONDS)}
+    return Refused(503, f"{IS_STOPPING}: use another one", reason=IS_STOPPING, headers=headers)
 
 
-def result_of(output: Output, done: Round) -> Result:
+def failed() -> Refused:
+    """Return the refusal of an output that cannot go on by a fault of the server."""
+    return Refused(500, DECODING_FAILED)
+
+
+def stopped() -> Refused:
+    """Return the refusal of an output that a server began, and has no time to end."""
+    message = f"{HAS_STOPPED}: wait and send the request again"
+    return Refused(503, message, reason=HAS_STOPPED)
+
+
+def result_of(output: CallOutput, done: Round) -> RoundResult:
     """Return what a round adds to an output; a text that cannot be made ends this output alone."""
     if done.error is not None:
         return Refused(400 if done.error == NOTHING_LEFT else 500, done.error)
@@ -456,4 +475,4 @@ def result_of(output: Output, done: Round) -> Result:
         return as_chunk(done, output.detokenizer)
     except Exception:  # it must not end the outputs of other calls
         log.exception("the text of an output cannot be made")
-        return Refused(500, FAILED)
+        return failed()

@@ -19,15 +19,15 @@ from .requests import Refused
 from .server import is_key, unless_gone
 from .service import Service
 from .settings import Settings
-from .text_worker import TEXTS, Abilities, Task, as_body
-from .texts import TOGETHER, Facts
+from .text_worker import TEXT_ROUTES, Abilities, Task, as_body
+from .texts import SENTENCES_TOGETHER, Facts
 from .workers import Unfinished, Worker
 
-LONG = 10_000  # bytes of a body from which a text is long
+LONG_BODY = 10_000  # bytes of a body from which a text is long
 COMPUTING_SECONDS = 60.0  # that a text may take without what the model does for it
-PAUSE = 0.1  # seconds before asking again for room in the queue
+PAUSE_SECONDS = 0.1  # seconds before asking again for room in the queue
 
-LANGUAGES = {
+LANGUAGE_ROUTES = {
     "/v2/languages": languagetool.languages_corrected,
     "/languages": libretranslate.languages_translated,
 }
@@ -67,12 +67,12 @@ class TextEndpoints:
             for name, tokenizer in (await self._models.tokenizers()).items()
         ]
         async with contextlib.AsyncExitStack() as stack:
-            lent = self._models.workers.lent(is_long=len(task.body) + len(task.query) >= LONG)
+            lent = self._models.workers.lent(is_long=len(task.body) + len(task.query) >= LONG_BODY)
             worker = await stack.enter_async_context(lent)
             if worker.num_models != len(models):
                 worker.send("models", models)
                 worker.num_models = len(models)
-            conversation = Conversation(self._models, worker, stack, check_key)
+            conversation = TextConversation(self._models, worker, stack, check_key)
             try:
                 async with asyncio.timeout(self._settings.text_seconds):
                     return await conversation.run(task)
@@ -90,12 +90,12 @@ class TextEndpoints:
         """Answer with the languages of all models, in the form of a protocol."""
         found: dict[str, Any] = {}
         for tokenizer in (await self._models.tokenizers()).values():
-            for each in LANGUAGES[path](tokenizer):
+            for each in LANGUAGE_ROUTES[path](tokenizer):
                 found.setdefault(each.get("longCode", each["code"]), each)
         return JSONResponse([*found.values()])
 
 
-class Conversation:
+class TextConversation:
     """What the server and a process say to each other about one text; see `text_worker`."""
 
     def __init__(
@@ -144,12 +144,12 @@ class Conversation:
             except (Refused, ValueError) as error:
                 refused = error if isinstance(error, Refused) else requests.as_refusal(error)
                 if refused.status == 503 and self._has_begun:
-                    raise Unfinished(str(refused).partition(":")[0]) from error
+                    raise Unfinished(refused.reason) from error
                 self._worker.send("refused", refused.keywords)
 
     def cut_short(self, reason: str) -> bytes:
         """Return the answer as far as there is one."""
-        if not (TEXTS[self._path].partly and self._answer):
+        if not (TEXT_ROUTES[self._path].partly and self._answer):
             raise Refused(
                 503, f"the text cannot be answered ({reason}): send it in parts, one by one"
             )
@@ -183,7 +183,7 @@ class Conversation:
             return None
         known[served.name] = served.loads
         prompts = decoder.prompts.without_model()
-        return Facts(prompts, decoder.min_probability, min(TOGETHER, service.max_queue))
+        return Facts(prompts, decoder.min_probability, min(SENTENCES_TOGETHER, service.max_queue))
 
     async def _outputs(
         self, sources: Sequence[list[int]], options: GenerationOptions
@@ -197,7 +197,7 @@ class Conversation:
             except Refused as refused:
                 if refused.status != 429 or not self._has_begun:
                     raise
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(PAUSE_SECONDS)
         self._has_begun = True
         chunks: list[list[Chunk]] = [[] for _ in sources]
         async for added in call.chunks():

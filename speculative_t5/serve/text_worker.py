@@ -55,7 +55,7 @@ class TextRoute:
     methods: tuple[str, ...] = ("POST",)
 
 
-TEXTS = {
+TEXT_ROUTES = {
     "/v2/check": TextRoute(
         languagetool.check,
         languagetool.corrects,
@@ -138,7 +138,7 @@ class TextWorker:
             return "failed", traceback.format_exc()
 
     def _answer(self, task: Task) -> Any:
-        route, fields = TEXTS[task.path], parse_fields(task.body, task.kind, task.query)
+        route, fields = TEXT_ROUTES[task.path], parse_fields(task.body, task.kind, task.query)
         self.ask("key", str(fields.get("api_key") or fields.get("apiKey") or ""))
         check_length(fields, task.most)
         name = fields["model"] if "model" in fields else self._chosen(task.path, fields)
@@ -158,7 +158,7 @@ class TextWorker:
 
     def _chosen(self, path: str, fields: Fields) -> str:
         """Return the first model that can answer a request for a text."""
-        route, able = TEXTS[path], []
+        route, able = TEXT_ROUTES[path], []
         for each in self._models:
             if route.fits(fields, each):
                 return each.name
@@ -201,7 +201,7 @@ def limit_processor_time(seconds: float) -> None:
     )
 
 
-def main() -> None:
+def work_on_texts() -> None:
     """Serve over a socket; the last arguments of the command are the priority and its number."""
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the server gets them, and ends us
         signal.signal(each, signal.SIG_IGN)

@@ -10,10 +10,10 @@ from ..documents import Breaks, Document, RewriteOptions, identifier
 from ..generation import BatchOptions, Generation, GenerationOptions
 from ..tokenizers import PromptEncoder, Source
 
-TOGETHER = 16  # sentences of a text that wait or are decoded at a time
+SENTENCES_TOGETHER = 16  # sentences of a text that wait or are decoded at a time
 # Of a text in another language: words, its probability, and that of all others beside it.
-WORDS, SURE, OTHERWISE = 3, 0.9, 0.001
-UNSPACED = "\u0e00"  # of Thai, from which on many scripts write words without blanks between them
+MIN_WORDS, SURE_PROBABILITY, OTHERS_PROBABILITY = 3, 0.9, 0.001
+FIRST_UNSPACED = "\u0e00"  # of Thai; from it on many scripts have no blanks between words
 
 Partly = Callable[[dict[str, Any]], None]  # is told of parts of an answer as they are made
 
@@ -35,7 +35,7 @@ class Remote:
     """A decoder for `Document`, in a process without weights: the server is asked for outputs.
 
     `ask` sends the name of what is asked and its arguments, and returns the answer, or raises
-    Refused; see `text_routes.Conversation`.
+    Refused; see `text_routes.TextConversation`.
     """
 
     is_steady = True  # and no beams are searched, which would hold up what others decode
@@ -137,14 +137,18 @@ def is_surely_other(text: str, codes: Container[str]) -> bool:
     Of 1,167 beginnings of English sentences, learners' among them, and 1,572 of these docs, of
     three words and more, none seemed to be in another language.
     """
-    if number_of_words(text) < WORDS:
+    if number_of_words(text) < MIN_WORDS:
         return False
     found = dict(identifier().rank(text))
     best = max(found, key=lambda code: found[code])
     rest = sum(p for code, p in found.items() if code in codes)
-    return bool(best not in codes and found[best] >= SURE and rest <= OTHERWISE * found[best])
+    return bool(
+        best not in codes
+        and found[best] >= SURE_PROBABILITY
+        and rest <= OTHERS_PROBABILITY * found[best]
+    )
 
 
 def number_of_words(text: str) -> int:
     """Return how many words a text has; where scripts have no blanks, a letter counts as one."""
-    return len(text.split()) + sum(each >= UNSPACED and each.isalpha() for each in text)
+    return len(text.split()) + sum(each >= FIRST_UNSPACED and each.isalpha() for each in text)

@@ -38,9 +38,12 @@ SERVER_STOPS = "the server is stopping"
 # The length of a message as multiprocessing's connections have it: one of 2 GB and more after -1.
 MESSAGE_HEAD, LONG_MESSAGE_HEAD = struct.Struct("!i"), struct.Struct("!Q")
 # The child gets the server's own path, as multiprocessing's processes do.
-WORKER_CODE = (
-    "import sys; sys.path[:] = {path!r}; from speculative_t5.serve.text_worker import main; main()"
-)
+WORKER_CODE = """
+import sys
+sys.path[:] = {path!r}
+from speculative_t5.serve.text_worker import work_on_texts
+work_on_texts()
+"""
 
 log = logging.getLogger(__name__)
 
