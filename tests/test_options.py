@@ -15,7 +15,7 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import Sampler, Verifier
 from speculative_t5.generation import BatchOptions, DraftingOptions, GenerationOptions
 from speculative_t5.generation.decoder_options import LoadingOptions
-from speculative_t5.generation.options import OTHER_NAMES, SingleOptions
+from speculative_t5.generation.options import TRANSFORMERS_NAMES, SingleOptions
 from speculative_t5.tokenizers import PromptEncoder
 
 import pytest
@@ -103,7 +103,9 @@ def test_a_keyword_from_elsewhere_is_refused_with_what_to_write_here(
 
 def test_names_of_other_programs_stand_for_options_that_there_are() -> None:
     known = {name for each in (GenerationOptions, LoadingOptions) for name in parameters(each)}
-    assert {*OTHER_NAMES.values()} <= known and not known & {*OTHER_NAMES} - {"max_new_tokens"}
+    assert {*TRANSFORMERS_NAMES.values()} <= known and not known & {*TRANSFORMERS_NAMES} - {
+        "max_new_tokens"
+    }
 
 
 EMPTY = inspect.Parameter.empty

@@ -34,9 +34,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def python(code: str, **environment: str) -> list[str]:
     """The lines that code prints in a new process."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, env=os.environ | environment,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.splitlines()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from speculative_t5.decoding import FinishReason
 from speculative_t5.decoding.results import Tally
-from speculative_t5.generation import MEANINGS, ORIGIN_STYLES, Chunk, GenerationOptions
+from speculative_t5.generation import ORIGIN_CSS, ORIGIN_MEANINGS, Chunk, GenerationOptions
 from speculative_t5.serve.page import CONTENT_POLICY, PAGE_HTML
 from speculative_t5.serve.requests import Refused
 
@@ -30,11 +30,10 @@ from serving import (
 
 
 def test_colours_and_legend_are_those_of_notebooks() -> None:
-    for kind, style in ORIGIN_STYLES.items():
+    for kind, style in ORIGIN_CSS.items():
         assert (f".{kind} {{ {style};" in PAGE_HTML) == bool(style)
-        assert (
-            f'<b class="{kind}">{kind}</b> {MEANINGS[kind].replace(chr(39), "&#x27;")}' in PAGE_HTML
-        )
+        meaning = ORIGIN_MEANINGS[kind].replace("'", "&#x27;")
+        assert f'<b class="{kind}">{kind}</b> {meaning}' in PAGE_HTML
 
 
 def test_the_page_loads_nothing_and_its_policy_allows_nothing_else(server: Served) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from ..decoding import Stats, total
 from ..errors import check_utf8, count, rounded_down
-from ..generation import OTHER_NAMES, BatchOptions, Generation
+from ..generation import TRANSFORMERS_NAMES, BatchOptions, Generation
 from ..options import OptionError, check_options, described, option, python_option, takes
 from .comparison import as_page, as_table
 from .layout import arranged, same_facts, similarity
@@ -161,7 +161,7 @@ class Rewritten:
         return as_table(self)
 
 
-@takes(TextOptions, OTHER_NAMES)
+@takes(TextOptions, TRANSFORMERS_NAMES)
 def rewrite(decoder: TextDecoder, text: str, options: TextOptions) -> Rewritten:
     r"""Rewrite a text of any length, and keep its lines and all that is not a sentence.
 

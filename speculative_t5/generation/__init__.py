@@ -8,8 +8,8 @@ whole; `outputs` are values as well. `engine` is what a decoder does with ids. I
 from .decoder import SpeculativeDecoder, process_facts
 from .decoder_options import DecodingOptions, DraftingOptions, NumDraft, VerifyRule
 from .engine import Engine
-from .html import STYLES as ORIGIN_STYLES
-from .options import OTHER_NAMES, BatchOptions, GenerationOptions, Words, num_rows
+from .html import ORIGIN_CSS
+from .options import TRANSFORMERS_NAMES, BatchOptions, GenerationOptions, Words, num_rows
 from .outputs import Chunk, Generation, as_chunk, as_record
 from .steady import rows_are_alike, steady_width
-from .tokens import MEANINGS, Token
+from .tokens import ORIGIN_MEANINGS, Token

@@ -22,7 +22,7 @@ from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from . import outputs
 from .decoder_options import DecodingOptions, LoadingOptions, MakingOptions
 from .engine import Engine
-from .options import OTHER_NAMES, BatchOptions, GenerationOptions, SingleOptions, num_rows
+from .options import TRANSFORMERS_NAMES, BatchOptions, GenerationOptions, SingleOptions, num_rows
 from .outputs import Chunk, Generation
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class SpeculativeDecoder:
         ValueError: If an option is out of its range or the models' tokenizers differ.
     """
 
-    @takes(MakingOptions, OTHER_NAMES)
+    @takes(MakingOptions, TRANSFORMERS_NAMES)
     def __init__(self, model: LanguageModel, options: MakingOptions) -> None:
         """Take the target, and what drafts for it."""
         self.engine = Engine(model, options.tokenizer, options.draft, options)
@@ -147,7 +147,7 @@ class SpeculativeDecoder:
         return f"SpeculativeDecoder({', '.join(parts)})"
 
     @classmethod
-    @takes(LoadingOptions, OTHER_NAMES)
+    @takes(LoadingOptions, TRANSFORMERS_NAMES)
     def from_pretrained(cls, model: str | Path, options: LoadingOptions) -> SpeculativeDecoder:
         """Load target and draft from folders, or by names that `load` looks up.
 
@@ -176,7 +176,7 @@ class SpeculativeDecoder:
         made.engine.draft_is_implied = implied
         return made
 
-    @takes(SingleOptions, OTHER_NAMES)
+    @takes(SingleOptions, TRANSFORMERS_NAMES)
     def generate(self, prompt: Prompt, options: SingleOptions) -> Generation:
         """Generate the output for one prompt.
 
@@ -202,7 +202,7 @@ class SpeculativeDecoder:
         others = tuple(map(explained, done.alternatives))
         return replace(explained(done), alternatives=others)
 
-    @takes(BatchOptions, OTHER_NAMES)
+    @takes(BatchOptions, TRANSFORMERS_NAMES)
     def generate_batch(self, prompts: Sequence[Prompt], options: BatchOptions) -> list[Generation]:
         """Generate the outputs for many prompts, in the prompts' order.
 
@@ -218,7 +218,7 @@ class SpeculativeDecoder:
         done = dict(naming_rows(self.engine.generations(requests, options, batch_size), options))
         return [done[index] for index in range(len(sources))]
 
-    @takes(BatchOptions, OTHER_NAMES)
+    @takes(BatchOptions, TRANSFORMERS_NAMES)
     def iter_batch(
         self, prompts: Iterable[tuple[int, Prompt]], options: BatchOptions
     ) -> Iterator[tuple[int, Generation]]:
@@ -248,7 +248,7 @@ class SpeculativeDecoder:
         num_rows(options.batch_size, steady=self.is_steady)
         self.engine.check(options)
 
-    @takes(GenerationOptions, OTHER_NAMES)
+    @takes(GenerationOptions, TRANSFORMERS_NAMES)
     def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[Chunk]:
         """Generate one output, a chunk for each pass of the target; otherwise as `generate`.
 

@@ -23,7 +23,7 @@ from ..tokenizers import Tokenizer
 VerifyRule = Literal["auto", "coupled", "token", "block"]
 NumDraft = int | Literal["auto"]
 
-in_drafting, in_prompts = (partial(option, panel=panel) for panel in ("Drafting", "Prompts"))
+for_drafting, for_prompts = (partial(option, panel=panel) for panel in ("Drafting", "Prompts"))
 
 NUM_DRAFT = 5  # tokens to draft where "auto" cannot choose
 
@@ -36,7 +36,7 @@ class DraftingOptions:
     Make another decoder after changing the model's type or layers.
     """
 
-    num_draft: NumDraft = in_drafting(
+    num_draft: NumDraft = for_drafting(
         "auto",
         "Tokens to draft for each pass of the target: a number; or auto, which learns what they "
         "cost and gain here and chooses for each pass, 0 where drafting does not pay.",
@@ -47,7 +47,7 @@ class DraftingOptions:
         "the number (with a delta, or with verify 'token' or 'block'), where passes have one width "
         "(steady), and where processes that share a model must draft alike.",
     )
-    lookup: bool = in_drafting(
+    lookup: bool = for_drafting(
         False,
         "After the draft model's tokens, also propose tokens copied from the prompt or the output; "
         "with --num-draft auto, this is done where it pays.",
@@ -55,13 +55,13 @@ class DraftingOptions:
         "output. With num_draft 'auto', this is done where it pays; with steady, both share "
         "num_draft tokens.",
     )
-    min_ngram: int = in_drafting(
+    min_ngram: int = for_drafting(
         1, "Prompt lookup: fewest last tokens of the output that must match."
     )
-    max_ngram: int = in_drafting(
+    max_ngram: int = for_drafting(
         8, "Prompt lookup: most last tokens to match; it prefers longer matches."
     )
-    delta: float = in_drafting(
+    delta: float = for_drafting(
         0.0,
         "Lenience from 0 to 1; above 0 the output is no longer exactly the target's.",
         python="Lenience from 0 to 1; above 0 the output is no longer exactly the target's. At "
@@ -70,7 +70,7 @@ class DraftingOptions:
         least=0.0,
         most=1.0,
     )
-    verify: VerifyRule = in_drafting(
+    verify: VerifyRule = for_drafting(
         "auto",
         "Rule that verifies drafts when sampling: coupled (the output is that of plain decoding "
         "at the same seed), token, block, or auto: coupled if --delta is 0.",
@@ -79,7 +79,7 @@ class DraftingOptions:
         "min(1, p(x) / q(x) + delta), and 'block', which judges a draft as a whole, accept a "
         "little more. 'auto' is 'coupled', and 'token' with a delta.",
     )
-    draft_vocab: int | None = in_drafting(
+    draft_vocab: int | None = for_drafting(
         None,
         "Let the draft model propose only the first N ids, which is faster.",
         python="Let the draft model propose only the first N ids, which is faster; by default "
@@ -87,7 +87,7 @@ class DraftingOptions:
         shown="all",
         least=1,
     )
-    steady: bool = in_drafting(
+    steady: bool = for_drafting(
         False,
         "Give all passes the same width, so that for a given --num-draft the greedy output is "
         "the same with any draft or none, in any --dtype; decodes one prompt at a time.",
@@ -148,24 +148,24 @@ class DecodingOptions(DraftingOptions):
     The prefix and the chat template are for prompts that are text: ids and chats are left alone.
     """
 
-    chat: bool = in_prompts(False, "Apply the model's chat template to each prompt.")
-    prefix: str | None = in_prompts(
+    chat: bool = for_prompts(False, "Apply the model's chat template to each prompt.")
+    prefix: str | None = for_prompts(
         None,
         "Text to put before each prompt that lacks it, for example 'summarize: '.",
         shown="the prefix named in the model's config.json, if any",
     )
-    to: str | None = in_prompts(
+    to: str | None = for_prompts(
         None, "Language to translate to, in place of a prefix: a name or a code, such as pt-BR."
     )
-    from_: str | None = in_prompts(
+    from_: str | None = for_prompts(
         None, "Language of the prompts, for a model that needs to know it."
     )
-    max_source_length: int | None = in_prompts(
+    max_source_length: int | None = for_prompts(
         None,
         "Longest prompt in tokens; a longer one is an error, unless --truncate cuts it.",
         shown="the length in the model's config.json, else 512 for a T5",
     )
-    truncate: bool = in_prompts(False, "Cut prompts that are too long, at the end.")
+    truncate: bool = for_prompts(False, "Cut prompts that are too long, at the end.")
 
 
 @dataclass(frozen=True)

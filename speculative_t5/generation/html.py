@@ -5,17 +5,17 @@ from dataclasses import replace
 from html import escape
 
 from ..decoding import Origin
-from .tokens import MEANINGS, Token
+from .tokens import ORIGIN_MEANINGS, Token
 
 # Half-transparent for light and dark pages; underlines tell origins apart without colour.
-STYLES: dict[Origin, str] = {
+ORIGIN_CSS: dict[Origin, str] = {
     "accepted": "background:rgba(46,160,67,.28)",
     "recovered": "background:rgba(219,109,40,.38);border-bottom:2px solid #db6d28",
     "bonus": "background:rgba(56,139,253,.30);border-bottom:2px dotted #388bfd",
     "regular": "",
 }
-SHEET = "".join(
-    f".speculative-t5 .{kind}{{{style};border-radius:3px}}" for kind, style in STYLES.items()
+STYLE_SHEET = "".join(
+    f".speculative-t5 .{kind}{{{style};border-radius:3px}}" for kind, style in ORIGIN_CSS.items()
 )
 
 
@@ -24,17 +24,17 @@ def as_html(tokens: Sequence[Token], summary: str) -> str:
     if not any(token.text for token in tokens):  # no tokenizer: show ids
         tokens = [replace(token, text=f" {token.id}") for token in tokens]
     text = "".join(map(_token, tokens))
-    kinds = [kind for kind in STYLES if any(token.origin == kind for token in tokens)]
+    kinds = [kind for kind in ORIGIN_CSS if any(token.origin == kind for token in tokens)]
     legend = "".join(
         f'<span class="{kind}" style="padding:0 4px;margin-right:6px">{kind}</span>'
-        f'<span style="margin-right:14px">{escape(MEANINGS[kind])}</span>'
+        f'<span style="margin-right:14px">{escape(ORIGIN_MEANINGS[kind])}</span>'
         for kind in kinds
     )
     hint = "hover over a token for its round"
     if all(token.p is None for token in tokens):
         hint += "; generate(..., probabilities=True) tells p and q, too"
     return (
-        f"<style>{SHEET}</style>"
+        f"<style>{STYLE_SHEET}</style>"
         '<div class="speculative-t5" style="max-width:60em;line-height:1.7">'
         f'<div style="white-space:pre-wrap;font-size:1.1em">{text}</div>'
         f'<div style="font-size:.85em;opacity:.85;margin-top:6px">{legend}</div>'

@@ -35,13 +35,13 @@ from .outputs import StoppedText
 
 Words = Sequence[str | Sequence[int]]
 
-in_sampling, in_output, in_constraints, in_beam_search = (
+for_sampling, for_output, for_constraints, for_beam_search = (
     partial(option, panel=panel) for panel in ("Sampling", "Output", "Constraints", "Beam search")
 )
 
 USUAL_BATCH_SIZE, MAX_BATCH_SIZE = 16, 2**16  # prompts side by side
 # Options that change logits.
-CONSTRAINTS = (
+CONSTRAINT_OPTIONS = (
     "repetition_penalty",
     "no_repeat_ngram_size",
     "min_tokens",
@@ -53,7 +53,7 @@ CONSTRAINTS = (
     "logits_processors",
 )
 # What transformers' `generate` calls options of ours.
-OTHER_NAMES = {
+TRANSFORMERS_NAMES = {
     **RENAMED_OPTIONS,
     "max_length": "max_tokens",
     "min_length": "min_tokens",
@@ -89,27 +89,27 @@ class GenerationOptions:
     see `BeamOptions`.
     """
 
-    max_tokens: int = in_output(
+    max_tokens: int = for_output(
         256, "Upper bound on the tokens of an output, EOS included.", least=1
     )
-    temperature: float = in_sampling(0.0, "0 decodes greedily; above 0, tokens are sampled.")
-    top_k: int = in_sampling(
+    temperature: float = for_sampling(0.0, "0 decodes greedily; above 0, tokens are sampled.")
+    top_k: int = for_sampling(
         0,
         "Sample from the K most probable tokens, and any as probable as the last of them; 0 for "
         "all.",
         least=0,
     )
-    top_p: float = in_sampling(
+    top_p: float = for_sampling(
         1.0,
         "Of those, sample from the most probable tokens that together have probability P, and any "
         "as probable as the last of them; 1 for all.",
     )
-    seed: int = in_sampling(
+    seed: int = for_sampling(
         0, "Seed for sampling; the same seed gives the same output.", least=0, most=2**63 - 1
     )
     speculative: bool = python_option(True, "False decodes with the target alone.")
     max_new_tokens: int | None = python_option(None, "Another name for max_tokens.")
-    repetition_penalty: float = in_constraints(
+    repetition_penalty: float = for_constraints(
         1.0,
         "Above 1, tokens that the output already has become less probable.",
         python="Above 1, tokens that the output already has become less probable: their positive "
@@ -118,39 +118,39 @@ class GenerationOptions:
         least=1e-4,
         most=1e4,
     )
-    no_repeat_ngram_size: int = in_constraints(
+    no_repeat_ngram_size: int = for_constraints(
         0, "Let no sequence of N tokens occur twice; 0 is off.", least=0, most=32
     )
-    min_tokens: int = in_constraints(
+    min_tokens: int = for_constraints(
         0, "Let no output end before it has this many tokens.", least=0
     )
-    suppress_tokens: Sequence[int] = in_constraints(
+    suppress_tokens: Sequence[int] = for_constraints(
         (),
         "Ids that no output may contain, separated by commas.",
         python="Ids that no output may contain.",
     )
-    begin_suppress_tokens: Sequence[int] = in_constraints(
+    begin_suppress_tokens: Sequence[int] = for_constraints(
         (),
         "Ids that no output may begin with, separated by commas.",
         python="Ids that no output may begin with.",
     )
-    bad_words: Words = in_constraints(
+    bad_words: Words = for_constraints(
         (),
         "Text that no output may contain, as the ids that the tokenizer gives it; may be repeated.",
         python="Sequences of ids that no output may contain, or texts, which stand for the ids "
         "that the tokenizer gives them at the beginning of a text and after a space.",
     )
-    logit_bias: Mapping[int, float] | None = in_constraints(
+    logit_bias: Mapping[int, float] | None = for_constraints(
         None,
         "Bias to add to the logit of an id; -inf forbids it; may be repeated.",
         python="Biases to add to the logits of ids, by id; -inf forbids one.",
     )
-    forced_tokens: str | Sequence[int] = in_constraints(
+    forced_tokens: str | Sequence[int] = for_constraints(
         (),
         "Ids that every output begins with, separated by commas.",
         python="What every output begins with: ids, or a text.",
     )
-    decoder_start_token_id: int | None = in_constraints(
+    decoder_start_token_id: int | None = for_constraints(
         None,
         "Id that the decoder reads before the output, as some models are told a language by it.",
         shown="the checkpoint's own",
@@ -162,33 +162,33 @@ class GenerationOptions:
         "as mlx-lm's. They are called for each drafted token, too, and must depend on their "
         "arguments alone.",
     )
-    stop: str | Sequence[str] = in_output(
+    stop: str | Sequence[str] = for_output(
         (),
         "End the output before this text; may be repeated.",
         python="A text or several; the output ends before the first one that is completed.",
     )
-    stop_token_ids: Sequence[int] = in_output(
+    stop_token_ids: Sequence[int] = for_output(
         (), "Ids that end an output, separated by commas.", python="Ids that end an output."
     )
-    num_return_sequences: int = in_output(
+    num_return_sequences: int = for_output(
         1,
         "Outputs for each prompt; greedy decoding has only one.",
         python="Outputs for each prompt; greedy decoding has only one. Output j of prompt i "
         "samples as prompt num_return_sequences * i + j would.",
         least=1,
     )
-    scores: bool = in_output(
+    scores: bool = for_output(
         False,
         "Also give the logarithm of each output's probability.",
         python="Also give the logarithm of each output's probability, by one more pass over it.",
     )
-    num_beams: int = in_beam_search(
+    num_beams: int = for_beam_search(
         1, "Width of a beam search, which uses no draft; 1 is no search.", least=1
     )
-    length_penalty: float = in_beam_search(
+    length_penalty: float = for_beam_search(
         1.0, "Above 0 a search prefers long outputs, below 0 short ones.", least=-20.0, most=20.0
     )
-    early_stopping: EarlyStopping = in_beam_search(
+    early_stopping: EarlyStopping = for_beam_search(
         False,
         "When to end a search that has as many outputs as beams: on (at once), off (when a "
         "better one is unlikely) or never (when none can be better).",
@@ -298,7 +298,9 @@ class GenerationOptions:
     @property
     def _has_constraints(self) -> bool:
         """Whether an option that changes logits is set."""
-        return any(getattr(self, name) != getattr(GenerationOptions, name) for name in CONSTRAINTS)
+        return any(
+            getattr(self, name) != getattr(GenerationOptions, name) for name in CONSTRAINT_OPTIONS
+        )
 
     @property
     def of_finished(self) -> list[str]:

@@ -183,9 +183,14 @@ def as_chunk(done: Round, detokenizer: Detokenizer | None) -> Chunk:
     ends = done.finish_reason is not None
     parts = pieces(done.tokens, detokenizer, end=ends) if detokenizer else ()
     return Chunk(
-        "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason, parts,
+        "".join(parts),
+        done.tokens,
+        done.num_accepted,
+        done.stats,
+        done.finish_reason,
+        parts,
         done.end_id,
-    )  # fmt: skip
+    )
 
 
 def as_generation(done: Round, detokenizer: Detokenizer | None) -> Generation:

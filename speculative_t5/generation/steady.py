@@ -9,9 +9,9 @@ from .. import device
 from ..decoding import LanguageModel
 from ..models import capacity_for
 
-BLOCKS = (1, 4, 8, 16)  # of rows that kernels compute at a time
+ROW_BLOCKS = (1, 4, 8, 16)  # of rows that kernels compute at a time
 MAX_WIDTH = 128  # so that some capacity holds all the positions that are compared
-FAR = 256  # position in a text beyond which rows are compared again on GPUs
+FAR_POSITION = 256  # position in a text beyond which rows are compared again on GPUs
 
 
 def steady_width(model: LanguageModel, length: int) -> int:
@@ -22,9 +22,9 @@ def steady_width(model: LanguageModel, length: int) -> int:
     model's shapes, and is found by trying: first `length` and the next multiples of 4, 8 and 16;
     then 16, 8, 4 and 1, if less than `length`, for which a pass is divided. 1 always serves.
     """
-    wider = {-(-length // block) * block for block in BLOCKS}
-    narrower = [block for block in reversed(BLOCKS) if block < length]
-    starts = (0,) if device.on_cpu() else (0, FAR)
+    wider = {-(-length // block) * block for block in ROW_BLOCKS}
+    narrower = [block for block in reversed(ROW_BLOCKS) if block < length]
+    starts = (0,) if device.on_cpu() else (0, FAR_POSITION)
     with device.turn():
         return next(
             width

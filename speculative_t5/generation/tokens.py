@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..decoding import Origin
 
-MEANINGS: dict[Origin, str] = {
+ORIGIN_MEANINGS: dict[Origin, str] = {
     "accepted": "drafted",
     "recovered": "the target's, for a rejected draft",
     "bonus": "the target's, after a whole draft",
@@ -23,7 +23,7 @@ class Token:
 
     id: int
     text: str  # that it adds to the output; empty where a character is not complete yet
-    origin: Origin  # see `MEANINGS`
+    origin: Origin  # see `ORIGIN_MEANINGS`
     round: int  # from 1
     p: float | None = None  # by the target
     q: float | None = None  # by the draft model

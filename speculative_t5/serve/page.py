@@ -10,19 +10,17 @@ from hashlib import sha256
 from html import escape
 from pathlib import Path
 
-from ..generation import MEANINGS, ORIGIN_STYLES
+from ..generation import ORIGIN_CSS, ORIGIN_MEANINGS
 
 
 def _made_page() -> str:
     """Return page.html with the colours and the legend that notebooks have."""
     rules = "\n".join(
-        f".{kind} {{ {style}; border-radius: 3px }}"
-        for kind, style in ORIGIN_STYLES.items()
-        if style
+        f".{kind} {{ {style}; border-radius: 3px }}" for kind, style in ORIGIN_CSS.items() if style
     )
     legend = "\n".join(
         f'      <li><b class="{kind}">{kind}</b> {escape(meaning)}</li>'
-        for kind, meaning in MEANINGS.items()
+        for kind, meaning in ORIGIN_MEANINGS.items()
     )
     page = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     return page.replace("/* origins */", rules).replace("<!-- legend -->", legend)

@@ -23,7 +23,7 @@ from .text_worker import TEXT_ROUTES, Abilities, Task, as_body
 from .texts import SENTENCES_TOGETHER, Facts
 from .workers import Unfinished, Worker
 
-LONG_BODY = 10_000  # bytes of a body from which a text is long
+LONG_TEXT_BYTES = 10_000  # bytes of a body from which a text is long
 COMPUTING_SECONDS = 60.0  # that a text may take without what the model does for it
 PAUSE_SECONDS = 0.1  # seconds before asking again for room in the queue
 
@@ -67,7 +67,8 @@ class TextEndpoints:
             for name, tokenizer in (await self._models.tokenizers()).items()
         ]
         async with contextlib.AsyncExitStack() as stack:
-            lent = self._models.workers.lent(is_long=len(task.body) + len(task.query) >= LONG_BODY)
+            size = len(task.body) + len(task.query)
+            lent = self._models.workers.lent(is_long=size >= LONG_TEXT_BYTES)
             worker = await stack.enter_async_context(lent)
             if worker.num_models != len(models):
                 worker.send("models", models)
