@@ -110,6 +110,15 @@ def test_a_pair_loads_by_its_target_and_resumes(
     assert json.loads((work / "words-base" / "config.json").read_text())["draft"] == "words-draft"
 
 
+def test_no_text_is_both_learned_and_held_out(
+    first_weights: Path, data: Path, tmp_path: Path
+) -> None:
+    pair = train_tasks.Pair("words", data, tmp_path / "runs")
+    seen, unseen = set(pair._seen), set(pair._unseen)
+    assert seen and unseen and not seen & unseen
+    assert seen | unseen == {*read_texts(data)}
+
+
 def test_texts_that_are_too_few_are_refused(first_weights: Path, tmp_path: Path) -> None:
     folder = tmp_path / "few"
     folder.mkdir()
