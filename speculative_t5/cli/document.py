@@ -25,7 +25,7 @@ from ..files import (
     private_mode,
     write_whole,
 )
-from ..generation import SpeculativeDecoder
+from ..generation import BatchOptions, SpeculativeDecoder
 from ..options import option
 from . import terminal
 from .options import DecoderOptions, with_base, with_options
@@ -77,7 +77,7 @@ def document(
     several = is_several(sources, targets)
     first = None if several else targets[0].read()  # what is wrong is said before models load
     decoder = with_base(ctx, options).load()
-    Document(decoder, "", wanted).rewrite(batch_size=batch_size)  # checks the options
+    _check_options(decoder, wanted, batch_size)
     kept = _pieces_file(job, decoder, wanted, options, files, targets) if job else None
     run = FilesRun(decoder, wanted, files, batch_size, kept, several=several)
     with kept or nullcontext():
@@ -91,6 +91,14 @@ def document(
     terminal.give_tips()
     if run.bad or (files.check and run.changed):
         raise typer.Exit(terminal.EXIT_FAILED)
+
+
+def _check_options(
+    decoder: SpeculativeDecoder, wanted: RewriteOptions, batch_size: int | None
+) -> None:
+    """Refuse options that do not fit the models, before any text is decoded."""
+    Document(decoder, "", wanted)
+    decoder.check_batch(BatchOptions(batch_size=batch_size))
 
 
 def _pieces_file(

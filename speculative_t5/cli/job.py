@@ -320,6 +320,13 @@ class RecordFile(LineFile):
         return chain(ahead, lines), earlier
 
 
+def check_output(
+    name: str, stream: BinaryIO, *, resume: bool, force: bool, advice: str = RESUME_ADVICE
+) -> None:
+    """Refuse what a `RecordFile` cannot be, before there is anything to write; change nothing."""
+    RecordFile(name, stream, resume=resume, force=force, advice=advice)
+
+
 def check_record(where: str, record: Mapping[str, Any], line: Line | None) -> Line:
     """Return the line of the input that a record, found at `where`, must be about."""
     advice = "give another --output, or --force to start over"
