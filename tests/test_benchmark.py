@@ -2,9 +2,8 @@
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +41,7 @@ from speculative_t5.models import T5, EncoderDecoder, T5Config, T5GemmaConfig, n
 import mlx.core as mx
 import pytest
 from checkpoints import refused
+from commands import Printed
 from conftest import GREEDY as GROUPS
 from conftest import REPOSITORY, tiny_draft, tiny_model
 from mlx.utils import tree_flatten
@@ -103,13 +103,25 @@ def test_figures_by_hand() -> None:
     assert report.draft_ms == pytest.approx(10) and report.other_ms == pytest.approx(2970)
 
 
-def test_the_command_measures_the_shipped_pair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    (tmp_path / "prompts.txt").write_text(f"{SENTENCES_TO_CORRECT[0]}\n\n")
+@dataclass(frozen=True)
+class Measured:
+    """What `bench --json` said of the shipped pair, and the widths of passes in its plans."""
+
+    result: dict[str, Any]
+    widths: set[int | None]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return self.result["rows"]
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    prompts = tmp_path_factory.mktemp("bench") / "prompts.txt"
+    prompts.write_text(f"{SENTENCES_TO_CORRECT[0]}\n\n")
     models = [str(REPOSITORY / "weights" / name) for name in ("correct-base", "correct-small")]
     options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 32, "as_json": True}
-    options |= {"dtype": "float32", "steady": True, "prompts": tmp_path / "prompts.txt"}
+    options |= {"dtype": "float32", "steady": True, "prompts": prompts}
     widths, plan = set(), Engine.plan
 
     def planned(*given: Any, **options: Any) -> Plan:
@@ -117,30 +129,39 @@ def test_the_command_measures_the_shipped_pair(
         widths.add(made.width)
         return made
 
-    monkeypatch.setattr(Engine, "plan", planned)
-    bench(model=models[0], draft_model=models[1], **options)
-    result = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in result["rows"]] == [
-        "regular",
-        "K = 3",
-        "steady K = 3",
-        "auto",
-        "lookup",
-    ]
-    assert None in widths and len(widths) == 2, "steady passes have one width"
-    assert result["rows"][0].keys() == VariantReport.__dataclass_fields__.keys()
-    assert all(row["same"] == row["outputs"] == 1 for row in result["rows"])
-    # A lookup behind a model's tokens, which "auto" may try, waits for them.
-    assert all(row["waits"] == 1 or row["name"] == "auto" for row in result["rows"])
-    banner = bench_command._bench_table(result, [])[0]
-    assert banner.startswith("correct-base, correct-small drafts; 1 prompt, greedy, 1 turn")
-    assert result["prompts"] == 1
-    plain, drafting, *_ = (SimpleNamespace(**row) for row in result["rows"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "plan", planned)
+        printed = Printed(patch)
+        bench(model=models[0], draft_model=models[1], **options)
+        return Measured(json.loads(printed.readouterr()[0]), widths)
+
+
+def test_the_command_measures_every_way_to_draft(shipped: Measured) -> None:
+    names = [row["name"] for row in shipped.rows]
+    assert names == ["regular", "K = 3", "steady K = 3", "auto", "lookup"]
+    assert None in shipped.widths and len(shipped.widths) == 2, "steady passes have one width"
+
+
+def test_rows_of_the_command_have_all_figures(shipped: Measured) -> None:
+    assert shipped.rows[0].keys() == VariantReport.__dataclass_fields__.keys()
+    plain, drafting, *_ = (SimpleNamespace(**row) for row in shipped.rows)
     assert plain.speedup == plain.tokens_per_round == 1 and plain.acceptance == 0
     assert drafting.tokens_per_second > 0 and drafting.verify_ms > 0
 
 
-def test_draft_lengths_are_numbers_and_ranges() -> None:
+def test_all_ways_give_the_same_output_and_wait_once(shipped: Measured) -> None:
+    assert all(row["same"] == row["outputs"] == 1 for row in shipped.rows)
+    # A lookup behind a model's tokens, which "auto" may try, waits for them.
+    assert all(row["waits"] == 1 or row["name"] == "auto" for row in shipped.rows)
+
+
+def test_the_table_says_what_was_measured(shipped: Measured) -> None:
+    banner = bench_command._bench_table(shipped.result, [])[0]
+    assert banner.startswith("correct-base, correct-small drafts; 1 prompt, greedy, 1 turn")
+    assert shipped.result["prompts"] == 1, "an empty line is none"
+
+
+def test_numbers_and_ranges_are_lengths() -> None:
     assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
 
 

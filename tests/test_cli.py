@@ -114,28 +114,41 @@ def test_models_lists_what_can_be_loaded_and_what_cannot(call: Call, here: Path)
 BEAMS = {"--scores", "--num-beams", "--length-penalty", "--early-stopping"}
 
 
-def test_help_groups_options_and_shows_only_what_a_command_takes(call: Call) -> None:
+def test_help_groups_options(call: Call) -> None:
     text = call("--help").out
     assert "correct-base" in text and "[default: 256]" in text
-    assert "--install-completion" not in text
     groups = ["Models", "Prompts", "Drafting", "Sampling", "Constraints", "Beam search", "Output"]
     assert set(re.findall(r"─ ([\w ]+) ─", text)) == {*groups, "Options", "Commands"}
-    for command, missing in (
+    assert "Usage: python -m speculative_t5 convert " in call("convert", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
         ("batch", set()),
         ("repl", BEAMS | {"--num-return-sequences", "--regular-decode"}),
         ("serve", BEAMS),
-    ):
-        text = call(command, "-h").out
-        assert f"Usage: python -m speculative_t5 {command} " in text
-        shown = set(re.findall(r"--[\w-]+", text))
-        all_of_them = BEAMS | {"--num-return-sequences", "--regular-decode", "--max-tokens"}
-        assert all_of_them & shown == all_of_them - missing
-        assert ("Beam search" in text) == (not missing)
-        if missing:
-            assert "scores" in call(command, "--scores").err[-1], "it is refused all the same"
+    ],
+)
+def test_help_shows_only_what_a_command_takes(command: str, missing: set[str], call: Call) -> None:
+    text = call(command, "-h").out
+    assert f"Usage: python -m speculative_t5 {command} " in text
+    shown = set(re.findall(r"--[\w-]+", text))
+    all_of_them = BEAMS | {"--num-return-sequences", "--regular-decode", "--max-tokens"}
+    assert all_of_them & shown == all_of_them - missing
+    assert ("Beam search" in text) == (not missing)
+    if missing:
+        assert "scores" in call(command, "--scores").err[-1], "it is refused all the same"
+
+
+def test_help_of_the_server_has_words_of_its_own(call: Call) -> None:
+    text = call("serve", "-h").out
     seed = " ".join(text.replace("│", " ").partition("--seed")[2].split())
     assert seed.startswith("<int> Seed of requests that give none. [default: (a new one for each")
-    assert "Usage: python -m speculative_t5 convert " in call("convert", "--help").out
+
+
+def test_only_an_installed_program_sets_up_completion(call: Call) -> None:
+    assert "--install-completion" not in call("--help").out
     installed = call("--help", program="speculative-t5").out
     assert "Usage: speculative-t5 [OPTIONS]" in installed and "--install-completion" in installed
 

@@ -1,6 +1,7 @@
 """What `doctor` measures, and the block that it prints for an issue."""
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,22 @@ from speculative_t5.models import T5, T5Config
 
 import mlx.core as mx
 import pytest
-from commands import Call
+from commands import Call, Done, Printed, caller
 from conftest import KINDS, tiny
 from markdown_it import MarkdownIt
 
 
-@pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def few() -> Iterator[None]:
     """Measure little."""
-    monkeypatch.setattr(speed, "SENTENCE_STEP", 50)
-    monkeypatch.setattr(speed, "SECONDS_OF_TURNS", 0.0)
-    monkeypatch.setattr(passes, "SECONDS_AT_A_TIME", 0.0)
-    monkeypatch.setattr(passes, "SECONDS_IN_ALL", 0.0)
     shape = T5Config(64, 16, 64, 2, 1, 1, vocab_size=160)
-    monkeypatch.setitem(measure.SHAPES, "tiny", lambda: shape)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed, "SENTENCE_STEP", 50)
+        patch.setattr(speed, "SECONDS_OF_TURNS", 0.0)
+        patch.setattr(passes, "SECONDS_AT_A_TIME", 0.0)
+        patch.setattr(passes, "SECONDS_IN_ALL", 0.0)
+        patch.setitem(measure.SHAPES, "tiny", lambda: shape)
+        yield
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,52 +101,69 @@ def tables(block: str) -> dict[str, list[list[str]]]:
     return {rows[0][0]: rows for rows in found}
 
 
-def test_a_block_for_an_issue_has_every_section(
-    place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the numbers of --json."""
+@dataclass(frozen=True)
+class Block:
+    """What `doctor --report` printed for three checks, and what they had found."""
+
+    printed: Done
+    findings: list[Finding]
+    tables: dict[str, list[list[str]]]
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        return self.findings[2].details
+
+
+@pytest.fixture(scope="module")
+def block(place: Path, few: None) -> Block:
     findings: list[Finding] = []
 
-    def run(check: Check, subject: Subject) -> Finding:
+    def run_check(check: Check, subject: Subject) -> Finding:
         findings.append(check.find(subject))
         return findings[-1]
 
-    monkeypatch.setattr(command, "run_check", run)
     chosen = [part for name in ("versions", "device", "speed") for part in ("--only", name)]
     pair = ("--model", str(place / "weights" / "target"), "--draft-model", "weights/draft")
-    monkeypatch.setenv("HOME", str(place))
-    done = call("doctor", "--report", *chosen, *pair)
-    assert done.code == 0 and str(place) not in done.out and done.out.startswith("### `doctor")
-    found = tables(done.out)
-    machine = dict(found.pop("machine")[1:])
-    assert machine.keys() >= {
-        "chip",
-        "CPU cores",
-        "memory",
-        "system",
-        "Python",
-        "MLX",
-        "speculative_t5",
-        "models",
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        call = caller(place, patch, Printed(patch))
+        patch.setattr(command, "run_check", run_check)
+        patch.setenv("HOME", str(place))
+        done = call("doctor", "--report", *chosen, *pair)
+    return Block(done, findings, tables(done.out))
+
+
+def test_a_block_for_an_issue_can_be_published(block: Block, place: Path) -> None:
+    assert block.printed.code == 0 and str(place) not in block.printed.out
+    assert block.printed.out.startswith("### `doctor")
+
+
+def test_a_block_for_an_issue_describes_the_machine_and_the_checks(block: Block) -> None:
+    machine = dict(block.tables["machine"][1:])
+    known = {"chip", "CPU cores", "memory", "system", "Python", "MLX", "speculative_t5", "models"}
+    assert machine.keys() >= known
     default = dtype_name(device.default_type().dtype)
     assert machine["default type"].startswith(f"{default}: ")
-    assert [row[1] for row in found.pop("check")[1:]] == ["ok"] * 3
-    head, *curves = found.pop("tokens in a pass of the target")
+    assert [row[1] for row in block.tables["check"][1:]] == ["ok"] * 3
+
+
+def test_a_block_for_an_issue_has_the_curve_of_passes(block: Block) -> None:
+    head, *curves = block.tables["tokens in a pass of the target"]
     assert head[2:] == [*map(str, range(1, 18)), "33", "64"]
     assert [row[:2] for row in curves] == [
         ["~/weights/target, drafts by weights/draft", "ms"],
         ["", "times one token"],
     ]
-    details = findings[2].details
+    seconds = block.details["pass_seconds"]
     for length, ms, times in zip(head[2:], curves[0][2:], curves[1][2:], strict=True):
-        assert ms == speed.as_ms(details["pass_seconds"][length])
-        ratio = details["pass_seconds"][length] / details["pass_seconds"]["1"]
-        assert times == f"{ratio:.2f}"
-    ((head, ours),) = found.values()
+        assert ms == speed.as_ms(seconds[length])
+        assert times == f"{seconds[length] / seconds['1']:.2f}"
+
+
+def test_a_block_for_an_issue_has_the_speeds(block: Block) -> None:
+    head, ours = block.tables["target and draft"]
     assert len(head) == len(ours) == 10
-    assert ours[6] == f"{details['measured_speedup']:.2f}"
-    assert ours[9].split(", ") == [*details["auto"]["rounds"]][:3]
+    assert ours[6] == f"{block.details['measured_speedup']:.2f}"
+    assert ours[9].split(", ") == [*block.details["auto"]["rounds"]][:3]
 
 
 def test_a_block_for_an_issue_has_what_was_chosen_and_no_other_form(call: Call) -> None:

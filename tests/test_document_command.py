@@ -49,18 +49,23 @@ def frame(text: str) -> list[str]:
 
 def test_a_file_is_rewritten_in_its_layout(call: Call, here: Path) -> None:
     (here / "out.txt").write_text("before")
-    done = call(*DOCUMENT, "--diff", "html", "--force")
+    done = call(*DOCUMENT, "--force")
     assert (done.code, done.out) == (0, "")
     written = (here / "out.txt").read_bytes().decode()
     assert frame(written) == frame(TEXT)
     assert "- She has an apple.\r\n  \u2603 She has gone.\r\n" in written
     assert "> I think that this is\n> a good idea.  She has an apple.\n" in written
     assert re.fullmatch(r"4 of 4 sentences changed; \d+\.\d s", done.err[-1])
+
+
+def test_a_page_shows_what_changed(call: Call, here: Path) -> None:
+    done = call(*DOCUMENT, "--diff", "html")
     assert done.err[-2] == "wrote out.txt and out.txt.diff.html"
     page = (here / "out.txt.diff.html").read_text()
     assert page.startswith("<!DOCTYPE html>") and "Changes in in.txt" in page and "<ins>" in page
     assert names(here) == {"in.txt", "out.txt", "out.txt.diff.html"}
-    assert call("document", "in.txt", *PAGE, "page.html").out.encode() == written.encode()
+    written = call("document", "in.txt", *PAGE, "page.html").out
+    assert written.encode() == (here / "out.txt").read_bytes()
     assert (here / "page.html").read_text() == page
 
 
@@ -70,35 +75,45 @@ def test_a_model_that_must_be_surer_changes_less(call: Call) -> None:
     assert "kept, a token of its output has a probability of 0." in done.err[0]
 
 
-def test_a_kept_piece_shows_what_it_would_have_become(
-    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+REASON = "its output has an unknown character"
+
+
+@pytest.fixture
+def refused_13(here: Path) -> Path:
+    """A file of 13 sentences whose outputs are refused, the last of them a long one."""
     much = "The old house of my father is red, and "
-    (here / "in.txt").write_text(
-        "He go home[^1].\n" * 12 + f"{much * 2}he say it[^1] and go home.\n"
-    )
+    path = here / "in.txt"
+    path.write_text("He go home[^1].\n" * 12 + f"{much * 2}he say it[^1] and go home.\n")
+    return path
+
+
+def test_a_kept_piece_shows_what_it_would_have_become(call: Call, refused_13: Path) -> None:
     lines = call("document", "in.txt").err
-    reason = "kept, its output has an unknown character"
-    assert lines[0] == f"line 1 {reason}: He go home[^1]. -> He goes home[\ufffd1]."
+    assert lines[0] == f"line 1 kept, {REASON}: He go home[^1]. -> He goes home[\ufffd1]."
     before, after = (
         f"...r is red, and he {say} and go home." for say in ("say it[^1]", "says it[\ufffd1]")
     )
-    assert lines[12] == f"line 13 {reason}: {before} -> {after}.."
+    assert lines[12] == f"line 13 kept, {REASON}: {before} -> {after}.."
     assert len(lines) == 14 and "13 left as is" in lines[13]
-    with monkeypatch.context() as patch:
-        patch.setattr(terminal, "is_terminal", lambda stream: True)
-        shown = "\n".join(call(*DOCUMENT).err)
-    assert shown.count(reason) == 10 and "3 more kept; use --json to list all of them" in shown
+
+
+def test_a_terminal_lists_ten_kept_pieces(
+    call: Call, refused_13: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)
+    shown = "\n".join(call(*DOCUMENT).err)
+    assert shown.count(REASON) == 10 and "3 more kept; use --json to list all of them" in shown
+
+
+def test_json_has_all_kept_pieces_and_the_text_if_that_is_not_written(
+    call: Call, refused_13: Path
+) -> None:
     done = call("document", "in.txt", "--json")
     (record,) = done.records
-    assert record.pop("text") == (here / "in.txt").read_text()
+    assert record.pop("text") == refused_13.read_text()
     assert (record["pieces"], record["changed"], len(record["kept"])) == (13, 0, 13)
-    assert record["kept"][0] == {
-        "line": 1,
-        "reason": "its output has an unknown character",
-        "source": "He go home[^1].",
-        "refused": "He goes home[\ufffd1].",
-    }
+    refused = {"source": "He go home[^1].", "refused": "He goes home[\ufffd1]."}
+    assert record["kept"][0] == {"line": 1, "reason": REASON} | refused
     assert len(done.err) == 1
     written = call(*DOCUMENT, "--force", "--json", "--diff", "terminal").records
     assert [each["kept"] for each in written] == [record["kept"]] and "text" not in written[0]
