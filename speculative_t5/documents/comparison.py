@@ -129,7 +129,7 @@ def as_table(done: Rewritten) -> str:
     rows = []
     for shown, numbers in groupby(range(1, len(pairs) + 1), key=near.__contains__):
         if shown:
-            rows += [_row(i, *pairs[i - 1], reasons.get(i, [])) for i in numbers]
+            rows += [_table_row(i, *pairs[i - 1], reasons.get(i, [])) for i in numbers]
         else:
             same = f"{count(len(list(numbers)), 'line')} without changes"
             rows.append(f'<tr class="far"><td colspan="4">{same}</td></tr>')
@@ -140,7 +140,7 @@ def as_table(done: Rewritten) -> str:
     )
 
 
-def _row(number: int, before: str, after: str, reasons: list[str]) -> str:
+def _table_row(number: int, before: str, after: str, reasons: list[str]) -> str:
     left, right = [], []
     for old, new in changes(before, after):
         same = old == new
