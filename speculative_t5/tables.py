@@ -6,7 +6,7 @@ Imports `errors` alone; pyarrow is imported where there is Parquet.
 import codecs
 import csv
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -154,34 +154,50 @@ def write_table(
     Values that are no text are JSON in CSV. In Parquet a column of booleans, integers or numbers
     keeps their type, and any other is as in CSV.
     """
+    kinds = _column_types(records, first, without)
+    if TABLES[suffix]:
+        _write_csv(path, TABLES[suffix], records, kinds)
+    else:
+        _write_parquet(path, records, kinds)
 
-    def groups() -> Iterator[list[dict[str, Any]]]:
-        with records.open("rb") as file:
-            while lines := file.readlines(WRITTEN_AT_ONCE):
-                yield [json.loads(line) for line in lines]
 
+def _groups(records: Path) -> Iterator[list[dict[str, Any]]]:
+    """Yield the objects of a file of JSON Lines, some at a time."""
+    with records.open("rb") as file:
+        while lines := file.readlines(WRITTEN_AT_ONCE):
+            yield [json.loads(line) for line in lines]
+
+
+def _column_types(
+    records: Path, first: Collection[str], without: Collection[str]
+) -> dict[str, str]:
+    """Return the columns in their order, each with its type in Parquet."""
     found: dict[str, set[type]] = {name: set() for name in first}
-    for name, value in chain.from_iterable(row.items() for group in groups() for row in group):
-        if value is not None:
-            is_large = type(value) is int and abs(value) >= 2**63
-            found.setdefault(name, set()).add(str if is_large else type(value))
-    kinds = {
+    for row in chain.from_iterable(_groups(records)):
+        for name, value in row.items():
+            if value is not None:
+                is_large = type(value) is int and abs(value) >= 2**63
+                found.setdefault(name, set()).add(str if is_large else type(value))
+    return {
         name: PARQUET_TYPES.get(tuple(sorted(types, key=str)), "string")
         for name, types in found.items()
         if name not in without
     }
-    names = [_cell(name) for name in kinds]
-    if TABLES[suffix]:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            table = csv.writer(file, delimiter=TABLES[suffix])
-            table.writerow(names)
-            for row in chain.from_iterable(groups()):
-                table.writerow(_cell(row.get(name)) for name in kinds)
-        return
-    library = pyarrow()
+
+
+def _write_csv(path: Path, delimiter: str, records: Path, columns: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, delimiter=delimiter)
+        table.writerow(_cell(name) for name in columns)
+        for row in chain.from_iterable(_groups(records)):
+            table.writerow(_cell(row.get(name)) for name in columns)
+
+
+def _write_parquet(path: Path, records: Path, kinds: Mapping[str, str]) -> None:
+    library, names = pyarrow(), [_cell(name) for name in kinds]
     schema = library.schema(list(zip(names, kinds.values(), strict=True)))
     with library.parquet.ParquetWriter(str(path), schema) as writer:
-        for group in groups():
+        for group in _groups(records):
             cells = [[_cell(row.get(name), kinds[name]) for row in group] for name in kinds]
             arrays = list(map(library.array, cells, kinds.values()))
             writer.write_batch(library.record_batch(arrays, schema=schema))

@@ -428,31 +428,39 @@ class Document:
 
     def _judged(self, part: _Part, done: Generation) -> Piece:
         """Return a piece with its output in the layout of its source, if the output is good."""
-        source, output = part.passage.flat(self.text), done.text.split()
-        laid_out, reason = self._laid_out(part, done.text), None
-        least = self.options.min_similarity or 0.0
-        if done.finish_reason == "length":
-            reason = f"its output did not end within {count(done.stats.emitted, 'token')}"
-        elif not output:
-            reason = "its output is empty"
-        elif self._has_unknown(source, done):
-            reason = "its output has an unknown character"
-        elif fault := self._translation and self._translation.fault(source, done.text.strip()):
-            reason = fault
-        elif least and (found := similarity(source, done.text)) < least:
-            reason = f"its output is too different, with a similarity of {rounded_down(found, 2)}"
-        elif least and not same_facts(source, done.text):
-            reason = "its output has other numbers or addresses"
-        elif laid_out is None:
-            reason = "its output has fewer words than it has lines"
-        elif not keeps_lines(self.text, part.passage, laid_out):
-            reason = "its output would make something else of a line, such as an item of a list"
-        elif output != source.split():
+        source, laid_out = part.passage.flat(self.text), self._laid_out(part, done.text)
+        reason = self._fault(source, done) or self._fault_of_layout(part, laid_out)
+        if reason is None and done.text.split() != source.split():
             reason = self._doubt(part, done)
         if reason:
             refused = laid_out or done.text or None
             return self._piece(part, None, reason, refused=refused, stats=done.stats)
         return self._piece(part, laid_out, None, stats=done.stats)
+
+    def _fault(self, source: str, done: Generation) -> str | None:
+        """Say what is wrong with an output by its words, if anything is seen."""
+        least = self.options.min_similarity or 0.0
+        if done.finish_reason == "length":
+            return f"its output did not end within {count(done.stats.emitted, 'token')}"
+        if not done.text.split():
+            return "its output is empty"
+        if self._has_unknown(source, done):
+            return "its output has an unknown character"
+        if fault := self._translation and self._translation.fault(source, done.text.strip()):
+            return fault
+        if least and (found := similarity(source, done.text)) < least:
+            return f"its output is too different, with a similarity of {rounded_down(found, 2)}"
+        if least and not same_facts(source, done.text):
+            return "its output has other numbers or addresses"
+        return None
+
+    def _fault_of_layout(self, part: _Part, laid_out: str | None) -> str | None:
+        """Say why an output cannot stand where its source was, if it cannot."""
+        if laid_out is None:
+            return "its output has fewer words than it has lines"
+        if not keeps_lines(self.text, part.passage, laid_out):
+            return "its output would make something else of a line, such as an item of a list"
+        return None
 
     def _has_unknown(self, source: str, done: Generation) -> bool:
         """Whether an output has an unknown token, or bytes that spell no character."""

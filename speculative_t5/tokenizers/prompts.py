@@ -88,18 +88,7 @@ class PromptEncoder:
                 "{truncate} would cut into the {chat} template: leave one of them out"
             )
         if self.to is not None:
-            if self.prefix is not None:
-                raise OptionError(
-                    "{to} is {!r} and {prefix} is {!r}, and both go before the prompt: leave out "
-                    "one of them",
-                    self.to,
-                    self.prefix,
-                )
-            if self.tokenizer is None:
-                raise OptionError("{to} is for prompts as text, which need a tokenizer: give one")
-            languages = getattr(self.tokenizer, "languages", Languages())
-            self.languages = languages.pair(self.to, self.from_)
-            self.prefix = languages.prefix(self.to, self.from_)
+            self._set_languages(self.to)
         elif self.from_ is not None:
             raise OptionError("{from_} is {!r}, and {to} is missing: give both", self.from_)
         if self.prefix is None:
@@ -110,6 +99,21 @@ class PromptEncoder:
         check_utf8("prefix", self.prefix)
         if self.chat:
             self._chat_tokenizer()  # refused at once if there is none
+
+    def _set_languages(self, to: str) -> None:
+        """Take the prefix from the languages that the tokenizer's model translates between."""
+        if self.prefix is not None:
+            raise OptionError(
+                "{to} is {!r} and {prefix} is {!r}, and both go before the prompt: leave out "
+                "one of them",
+                to,
+                self.prefix,
+            )
+        if self.tokenizer is None:
+            raise OptionError("{to} is for prompts as text, which need a tokenizer: give one")
+        languages = getattr(self.tokenizer, "languages", Languages())
+        self.languages = languages.pair(to, self.from_)
+        self.prefix = languages.prefix(to, self.from_)
 
     def without_model(self) -> "PromptEncoder":
         """Return the same without the model's weights, for another process."""
