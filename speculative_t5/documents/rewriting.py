@@ -396,7 +396,7 @@ class Document:
                     "num_return_sequences": RETRY_BEAMS,
                     "speculative": False,
                 }
-                ((_, best),) = self._decoded([part], **(keywords | search))
+                best = dict(self._decoded([part], **(keywords | search)))[part]
                 again = self._first_good(part, again, [best, *best.alternatives], "by beams")
             yield again
 

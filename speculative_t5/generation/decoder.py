@@ -39,7 +39,7 @@ class _Rewrite:
 
 
 class _Moved:
-    """A method of `Engine` by the place where it was until version 0.6; it goes with 0.8."""
+    """A method of `Engine` by the place where it was until version 0.5; it goes with 0.7."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
