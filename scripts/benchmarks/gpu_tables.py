@@ -26,13 +26,11 @@ TITLES = {
     "pair-float32": "The shipped pair in float32",
 }
 BENCH_HEAD = (
-    "acceptance asked for", "", "tokens/s", "ms a round", "drafting", "verifying", "accepted",
-    "speed-up", "same output",
-)  # fmt: skip
+    "acceptance asked for||tokens/s|ms a round|drafting|verifying|accepted|speed-up|same output"
+).split("|")
 COMPARE_HEAD = (
-    "acceptance asked for", "", "device", "type", "tokens/s", "least to most", "over ours plain",
-    "same output",
-)  # fmt: skip
+    "acceptance asked for||device|type|tokens/s|least to most|over ours plain|same output"
+).split("|")
 
 Rows = Iterator[Sequence[str]]
 
@@ -145,11 +143,16 @@ def bench_body(group: Sequence[Step], folder: Path) -> Iterator[str]:
             for row in result["rows"]:
                 name = "plain" if row["name"] == "regular" else row["name"]
                 yield (
-                    f"{result.get('acceptance', '')}", name, f"{row['tokens_per_second']:.0f}",
-                    f"{row['round_ms']:.2f}", f"{row['draft_ms']:.2f}", f"{row['verify_ms']:.2f}",
+                    f"{result.get('acceptance', '')}",
+                    name,
+                    f"{row['tokens_per_second']:.0f}",
+                    f"{row['round_ms']:.2f}",
+                    f"{row['draft_ms']:.2f}",
+                    f"{row['verify_ms']:.2f}",
                     f"{row['acceptance']:.2f}" if row["acceptance"] else "",
-                    f"{row['speedup']:.2f}", f"{row['same']}/{row['outputs']}",
-                )  # fmt: skip
+                    f"{row['speedup']:.2f}",
+                    f"{row['same']}/{row['outputs']}",
+                )
 
     yield from as_table(BENCH_HEAD, rows())
     yield from unmeasured(group, folder)
@@ -165,10 +168,15 @@ def compare_body(group: Sequence[Step], folder: Path) -> Iterator[str]:
                     program[key] for key in ("tokens_per_second", "speeds", "about")
                 )
                 yield (
-                    asked, name, about["device"], about["dtype"], f"{speed:.1f}",
-                    f"{min(speeds):.1f} to {max(speeds):.1f}", f"{speed / plain:.2f}",
+                    asked,
+                    name,
+                    about["device"],
+                    about["dtype"],
+                    f"{speed:.1f}",
+                    f"{min(speeds):.1f} to {max(speeds):.1f}",
+                    f"{speed / plain:.2f}",
                     f"{program['agree']}/{program['outputs']}",
-                )  # fmt: skip
+                )
 
     yield from as_table(COMPARE_HEAD, rows())
     reasons = [item for result in results(group, folder) for item in result["left_out"].items()]
@@ -178,9 +186,12 @@ def compare_body(group: Sequence[Step], folder: Path) -> Iterator[str]:
 
 
 BODIES: dict[str, Callable[[Sequence[Step], Path], Iterator[str]]] = {
-    "doctor": doctor_body, "tests": tests_body, "pair": bench_body, "bench": bench_body,
+    "doctor": doctor_body,
+    "tests": tests_body,
+    "pair": bench_body,
+    "bench": bench_body,
     "compare": compare_body,
-}  # fmt: skip
+}
 
 
 def done(group: Sequence[Step], folder: Path) -> list[Step]:
