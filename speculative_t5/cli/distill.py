@@ -100,7 +100,7 @@ def distill(
     os.stat(data)
     name = _name_of_target(model)
     output = output or new_folder(f"{Path(name).name}-draft")
-    distilling.check_output(output)
+    distilling.refuse_existing(output)
     task = _load_task(model, name, dtype, start_from)
     assert task.tokenizer is not None
     distilling.check_fit(task.target, options, task.start)

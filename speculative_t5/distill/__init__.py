@@ -10,5 +10,5 @@ and the packages below it.
 from .data import Data, Example, read_data, reasons
 from .judgement import DistillTask, Judgement, Speed, fastest, judge
 from .labels import Label, label
-from .run import RunFolder, StageProgress, check_fit, check_output, distill, new_draft
+from .run import RunFolder, StageProgress, check_fit, distill, new_draft, refuse_existing
 from .training import LOSSES, Agreement, DistillOptions, own_parameters

@@ -71,7 +71,7 @@ def distill(
         ValueError: If the output exists, the options do not fit the target, the run that was
             stopped was another one, or the training diverges.
     """
-    check_output(output)
+    refuse_existing(output)
     check_fit(task.target, options, task.start)
     folder, draft = RunFolder(output), new_draft(task.target, options, task.start)
     settings = {
@@ -90,7 +90,7 @@ def distill(
         return run.judge(draft, valid, output)
 
 
-def check_output(output: Path) -> None:
+def refuse_existing(output: Path) -> None:
     """Refuse an output that exists."""
     if output.exists():
         raise ValueError(f"{output} exists: choose another --output, or delete it")
@@ -389,7 +389,7 @@ class _DistillRun:
         folder.write("history.json", state.history)
         (folder.path / "README.md").write_text(judgement.as_markdown(), encoding="utf-8")
         files = [folder.path / name for name in ("README.md", "judgement.json", "history.json")]
-        check_output(output)  # the name may have been taken meanwhile
+        refuse_existing(output)  # the name may have been taken meanwhile
         # Not the loaded one, which was rounded to the target's type.
         save_draft(output, trained, task.name, files=files)
         shutil.rmtree(folder.path, ignore_errors=True)
