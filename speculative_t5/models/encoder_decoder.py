@@ -317,7 +317,7 @@ def read_sources(
 ) -> SourceCache:
     """Encode prompts for the cross-attention of decoders, those of similar length together."""
     cache: SourceCache | None = None
-    for group in _groups(prompts):
+    for group in _encoded_together(prompts):
         new = _read_together(model, decoders, [prompts[i] for i in group])
         if len(group) == len(prompts):
             return new
@@ -345,7 +345,7 @@ def _read_together(
     return sources
 
 
-def _groups(prompts: Prompts) -> list[list[int]]:
+def _encoded_together(prompts: Prompts) -> list[list[int]]:
     """Indices of prompts to encode together: all, or the longest first if they are many tokens."""
     order = list(range(len(prompts)))
     most = ENCODED_TOKENS_CPU if device.on_cpu() else ENCODED_TOKENS
