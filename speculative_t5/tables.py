@@ -161,7 +161,7 @@ def write_table(
         _write_parquet(path, records, kinds)
 
 
-def _groups(records: Path) -> Iterator[list[dict[str, Any]]]:
+def _row_groups(records: Path) -> Iterator[list[dict[str, Any]]]:
     """Yield the objects of a file of JSON Lines, some at a time."""
     with records.open("rb") as file:
         while lines := file.readlines(WRITTEN_AT_ONCE):
@@ -173,7 +173,7 @@ def _column_types(
 ) -> dict[str, str]:
     """Return the columns in their order, each with its type in Parquet."""
     found: dict[str, set[type]] = {name: set() for name in first}
-    for row in chain.from_iterable(_groups(records)):
+    for row in chain.from_iterable(_row_groups(records)):
         for name, value in row.items():
             if value is not None:
                 is_large = type(value) is int and abs(value) >= 2**63
@@ -189,7 +189,7 @@ def _write_csv(path: Path, delimiter: str, records: Path, columns: Iterable[str]
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter=delimiter)
         table.writerow(_cell(name) for name in columns)
-        for row in chain.from_iterable(_groups(records)):
+        for row in chain.from_iterable(_row_groups(records)):
             table.writerow(_cell(row.get(name)) for name in columns)
 
 
@@ -197,7 +197,7 @@ def _write_parquet(path: Path, records: Path, kinds: Mapping[str, str]) -> None:
     library, names = pyarrow(), [_cell(name) for name in kinds]
     schema = library.schema(list(zip(names, kinds.values(), strict=True)))
     with library.parquet.ParquetWriter(str(path), schema) as writer:
-        for group in _groups(records):
+        for group in _row_groups(records):
             cells = [[_cell(row.get(name), kinds[name]) for row in group] for name in kinds]
             arrays = list(map(library.array, cells, kinds.values()))
             writer.write_batch(library.record_batch(arrays, schema=schema))
