@@ -1,27 +1,29 @@
 """Let num_draft "auto" choose on devices that are not at hand: a cost model in place of the clock.
 
-    python scripts/benchmarks/simulated_devices.py            # a table of docs/gpu-predictions.md
-    python scripts/benchmarks/simulated_devices.py --seeds 20 --rounds 2000
+    python scripts/benchmarks/simulated_devices.py            # the table of docs/schedule.md
+    python scripts/benchmarks/simulated_devices.py --seeds 20 --rounds 2000 --drawn 100
+    PYTHONPATH=CHECKOUT python scripts/benchmarks/simulated_devices.py    # of another version
 
 Costs are in passes of the target over one token. Efficiency is the speed reached, by that of the
-best fixed length in hindsight, over all rounds and over the last half; and over the last half where
-each output has a process of its own. Every simulation begins as a new machine does, with nothing
-learned; in each process the first round of each length takes one pass longer, as a shape is
-compiled, a draft's first round in each output two, as it reads the prompt, and each round takes a
-few percent longer or shorter by chance.
+best fixed length in hindsight, drafted by the model alone where a lookup may follow it: over all
+rounds ("whole"), over the last half, and from the 5th output to the 28th of a new process
+("first"). Both speeds are what such choices give on average, so that a lucky draft counts for
+nothing. Every simulation begins as a new machine does, with nothing learned; in each process the
+first round of each length takes one pass longer, as a shape is compiled, a draft's first round in
+each output two, as it reads the prompt, and each round takes a few percent longer or shorter by
+chance. The last devices and drafters are drawn at random, by a seed that is printed.
 """
 
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
-from speculative_t5.decoding.draft_length import LENGTHS, AdaptiveSchedule
+from speculative_t5.decoding.draft_length import LENGTHS, SHARES, AdaptiveSchedule
 from speculative_t5.decoding.outcomes import Outcome
 
 import typer
@@ -29,6 +31,9 @@ import typer
 Curve = Callable[[int], float]
 OUTPUT = 40  # tokens of each output
 COMPILED = 1.0  # cost of compiling a pass of a length that is new
+WARM_UP, FIRST = 4, 24  # outputs before those of "first", and of these
+BY_MODEL = (1.0,)  # shares where there is no lookup
+Choice = tuple[int, float]  # a length, and the model's share
 
 
 def mac_of_two_kernels(length: int) -> float:
@@ -50,6 +55,19 @@ def launches(length: int) -> float:
     return 1 + 0.01 * (length - 1) + 0.1 * max(0, length - 16)
 
 
+def busy(round_: int) -> float:
+    return 2.0 if round_ // 100 % 2 else 1.0
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What follows a model's tokens."""
+
+    finds: float  # share of rounds in which it finds something
+    rate: float  # chance of its tokens to be accepted
+    wait: float  # cost of reading the model's tokens
+
+
 @dataclass(frozen=True)
 class Case:
     """A device and a drafter."""
@@ -57,38 +75,69 @@ class Case:
     name: str
     verify: Curve  # cost of a pass, by its tokens
     step: float  # cost of a draft's step
-    rate: float  # chance of a drafted token to be accepted
+    rate: float | Sequence[float]  # chance of a drafted token to be accepted, or by its position
     finds: float = 1.0  # share of rounds in which a lookup finds something
     asks: float = 0.0  # cost of asking for a draft, found or not
+    lookup: Lookup | None = None  # that may follow a model's tokens
     reads: float = 2.0  # cost of a model's first draft in an output, which reads the prompt
     drift: Callable[[int], float] = lambda round_: 1.0  # how much slower the machine is
     hiccups: float = 0.0  # share of rounds that take 1 to 6 times as long
+    noise: float = 0.04  # by which each round takes longer or shorter
+    output: int = OUTPUT
 
-    def cost(self, num_draft: int, found: int) -> float:
-        asking = self.asks if num_draft else 0.0
-        return self.verify(1 + found) + asking + self.step * num_draft
+    @property
+    def shares(self) -> Sequence[float]:
+        return SHARES if self.lookup else BY_MODEL
 
-    def speed(self, num_draft: int) -> float:
-        """Return the tokens for each unit of cost of a fixed length."""
-        emitted = 1 + self.finds * sum(self.rate**i for i in range(1, num_draft + 1))
-        mean = self.finds * self.cost(num_draft, num_draft)
-        mean += (1 - self.finds) * self.cost(num_draft, 0)
-        reading = self.reads / OUTPUT if num_draft and self.step else 0.0
-        return 1 / (mean / emitted + reading)
+    def chance(self, place: int, by_model: int) -> float:
+        """Return the chance that a token is accepted if those before it are."""
+        if self.lookup and place >= by_model:
+            return self.lookup.rate
+        return self.rate if isinstance(self.rate, float) else self.rate[place]
+
+    def found(self, choice: Choice) -> list[tuple[float, int]]:
+        """Return how many tokens are drafted, each with its chance."""
+        length, by_model = choice[0], model_part(choice)
+        if self.lookup is None:
+            return [(self.finds, length), (1 - self.finds, 0)]
+        if length == by_model:
+            return [(1.0, length)]
+        return [(self.lookup.finds, length), (1 - self.lookup.finds, by_model)]
+
+    def cost(self, choice: Choice, found: int) -> float:
+        length, by_model = choice[0], model_part(choice)
+        asking = self.asks if length else 0.0
+        waiting = self.lookup.wait if self.lookup and 0 < by_model < length else 0.0
+        return self.verify(1 + found) + asking + self.step * by_model + waiting
+
+    def expected(self, choice: Choice) -> tuple[float, float]:
+        """Return the tokens and the cost of a round, on average."""
+        tokens = cost = 0.0
+        for chance, found in self.found(choice):
+            stands = 1.0
+            tokens += chance
+            for place in range(found):
+                stands *= self.chance(place, model_part(choice))
+                tokens += chance * stands
+            cost += chance * self.cost(choice, found)
+        return tokens, cost
+
+    def speed(self, length: int) -> float:
+        """Return the tokens for each unit of cost of a fixed length, drafted by the model."""
+        tokens, cost = self.expected((length, 1.0))
+        reading = self.reads / self.output if length and self.step else 0.0
+        return 1 / (cost / tokens + reading)
+
+    @cached_property
+    def best(self) -> int:
+        """The best fixed length."""
+        return max(LENGTHS, key=self.speed)
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a schedule reached."""
-
-    efficiency: float
-    later: float  # of the last half
-    over_plain: float  # speed over that of plain decoding
-    usual: int  # the length chosen most often in the last half
-
-
-def busy(round_: int) -> float:
-    return 2.0 if round_ // 100 % 2 else 1.0
+def model_part(choice: Choice) -> int:
+    """Return how many tokens the model drafts."""
+    length, share = choice
+    return math.ceil(share * length)
 
 
 CASES = [
@@ -109,78 +158,170 @@ CASES = [
     Case("two cores, restless, it seldom finds", two_cores, 0.0, 0.5, 0.1, hiccups=0.15),
     Case("two cores, busy half of the time", two_cores, 0.1, 0.85, drift=busy),
     Case("M3 and later, busy half of the time", mac_in_steps, 0.12, 0.75, drift=busy),
+    Case("two cores, a draft and a lookup", two_cores, 0.1, 0.85, lookup=Lookup(0.5, 0.8, 0.15)),
+    Case("launch-bound, a draft and a lookup", launches, 0.4, 0.8, lookup=Lookup(0.7, 0.9, 0.1)),
 ]
 
 
-def simulate(case: Case, rounds: int, seed: int = 0, store: Path | None = None) -> Result:
-    """Let a schedule that has learned nothing yet choose the lengths of `rounds` rounds.
+def drawn(seed: int, *, lookup: bool = False, noise: float = 0.04) -> Case:
+    """Draw a device and a drafter: a slope with steps, and rates from a first to a last one."""
+    rng = random.Random(seed)
+    slope, height, width = rng.uniform(0, 0.15), rng.uniform(0, 0.6), rng.choice([4, 5, 8, 16, 32])
+    second = rng.choice([0.0, 0.0, rng.uniform(0, 1.5)])  # what a second token costs more
+    first, last = rng.uniform(0.3, 0.97), rng.uniform(0.3, 0.97)
 
-    With `store`, each output has a process of its own, which begins with what the one before kept.
-    """
-    rng, schedule = random.Random(seed), AdaptiveSchedule(store)
-    best = max(case.speed(length) for length in LENGTHS)
-    seen: set[int] = set()
-    chosen: list[int] = []
-    spent: list[float] = []
-    ideal: list[float] = []  # the same with the best fixed length, for as many tokens
-    emitted, ends_at, has_read = 0, OUTPUT, False
-    for round_ in range(rounds):
-        if emitted >= ends_at:
-            ends_at, has_read = ends_at + OUTPUT, False
-            if store:
-                schedule.keep()
-                schedule, seen = AdaptiveSchedule(store), set()
-        begins = not seen
-        num_draft = schedule.next(1000)
-        found = num_draft if rng.random() < case.finds else 0
+    def verify(length: int) -> float:
+        steps = slope * (length - 1) + height * ((length - 1) // width)
+        return 1 + steps + (second if length > 1 else 0)
+
+    rates = [last + (first - last) * 0.8**place for place in range(LENGTHS[-1])]
+    case = Case(
+        f"drawn by {seed}",
+        verify,
+        rng.uniform(0.05, 0.4),
+        rates,
+        noise=noise,
+        output=rng.randint(15, 60),
+    )
+    if not lookup:
+        return case
+    follows = Lookup(rng.uniform(0.2, 0.9), rng.uniform(0.3, 0.95), rng.uniform(0, 0.3))
+    return replace(case, lookup=follows)
+
+
+@dataclass
+class Process:
+    """What a process has compiled, and what its outputs have read."""
+
+    compiled: set[int] = field(default_factory=set)
+    has_read: bool = False  # whether the draft has read this output's prompt
+
+
+@dataclass
+class Simulation:
+    """Rounds whose lengths a schedule chooses, which has learned nothing yet."""
+
+    case: Case
+    seed: int
+    chosen: list[Choice] = field(default_factory=list)
+    spent: list[float] = field(default_factory=list)  # by round
+    ideal: list[float] = field(default_factory=list)  # with the best fixed length, as many tokens
+    ended: list[int] = field(default_factory=list)  # rounds after which outputs had ended
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+        self._schedule = AdaptiveSchedule(shares=self.case.shares)
+        self._process = Process()
+        self._speed = self.case.speed(self.case.best)
+        self._expected: dict[Choice, tuple[float, float]] = {}
+        self._emitted = 0  # of the present output
+
+    def run(self, rounds: int = 10**9, outputs: int = 10**9) -> "Simulation":
+        while len(self.spent) < rounds and len(self.ended) < outputs:
+            self._round()
+        return self
+
+    def efficiency(self, first: int = 0, last: int | None = None) -> float:
+        return sum(self.ideal[first:last]) / sum(self.spent[first:last])
+
+    def _round(self) -> None:
+        case, rng, process = self.case, self._rng, self._process
+        share, length = self._schedule.choice(1000)
+        choice = length, case.shares[share]
+        (chance, most), *other = case.found(choice)
+        found = most if rng.random() < chance or not other else other[0][1]
+        if found != length:
+            found = self._schedule.kept(found)
         accepted = 0
-        while accepted < found and rng.random() < case.rate:
+        while accepted < found and rng.random() < case.chance(accepted, model_part(choice)):
             accepted += 1
-        is_new = 1 + found not in seen
-        seen.add(1 + found)
-        reads = num_draft > 0 and case.step > 0 and not has_read
-        has_read |= reads
-        cost = case.cost(num_draft, found) + COMPILED * is_new + case.reads * reads
-        cost *= case.drift(round_)
+        extra = 0.0
+        begins = COMPILED if not process.compiled else 0.0
+        if 1 + found not in process.compiled:
+            process.compiled.add(1 + found)
+            extra += COMPILED
+        if model_part(choice) and case.step and not process.has_read:
+            process.has_read = True
+            extra += case.reads
+        slower = case.drift(len(self.spent))
         hiccup = rng.uniform(1, 6) if rng.random() < case.hiccups else 1.0
-        seconds = 0.01 * cost * hiccup * math.exp(rng.gauss(0, 0.04))
-        typical = not (is_new or reads)
-        outcome = Outcome(num_draft, [found], [accepted], 0, seconds, 1, 1 + found, typical)
-        schedule.observe(outcome)
-        chosen.append(num_draft)
-        spent.append(cost)
-        ideal.append(((1 + accepted) / best + COMPILED * begins) * case.drift(round_))
-        emitted += 1 + accepted
-    half = rounds // 2
-    plain = sum(x * best for x in ideal)  # one unit for each token
-    (usual, _), *_ = Counter(chosen[half:]).most_common(1)
+        seconds = 0.01 * (case.cost(choice, found) + extra) * slower * hiccup
+        seconds *= math.exp(rng.gauss(0, case.noise))
+        typical = extra == 0
+        self._schedule.observe(
+            Outcome(length, [found], [accepted], 0, seconds, 1, 1 + found, typical, share)
+        )
+        if choice not in self._expected:
+            self._expected[choice] = case.expected(choice)
+        tokens, cost = self._expected[choice]
+        self.spent.append((cost + extra) * slower)
+        self.ideal.append((tokens / self._speed + begins) * slower)
+        self.chosen.append(choice)
+        self._emitted += 1 + accepted
+        if self._emitted >= case.output:
+            self._emitted -= case.output
+            process.has_read = False
+            self.ended.append(len(self.spent))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a schedule reached, on average over simulations."""
+
+    first: float  # efficiency from the 5th output to the 28th
+    whole: float
+    later: float  # of the last half
+    over_plain: float  # speed over that of plain decoding
+    usual: Choice  # what was chosen most often in the last half
+
+
+def simulate(case: Case, rounds: int = 1000, seeds: Sequence[int] = range(10)) -> Result:
+    done = [Simulation(case, seed).run(rounds) for seed in seeds]
+    begun = [Simulation(case, seed).run(outputs=WARM_UP + FIRST) for seed in seeds]
+    whole = fmean(each.efficiency() for each in done)
+    chosen = Counter(choice for each in done for choice in each.chosen[rounds // 2 :])
     return Result(
-        sum(ideal) / sum(spent), sum(ideal[half:]) / sum(spent[half:]), plain / sum(spent), usual
+        first=fmean(each.efficiency(each.ended[WARM_UP - 1]) for each in begun),
+        whole=whole,
+        later=fmean(each.efficiency(rounds // 2) for each in done),
+        over_plain=whole * case.speed(case.best) / case.speed(0),
+        usual=chosen.most_common(1)[0][0],
     )
 
 
 def main(
     rounds: Annotated[int, typer.Option(help="Rounds of each simulation.")] = 1000,
     seeds: Annotated[int, typer.Option(help="Simulations of each case.")] = 10,
+    draws: Annotated[int, typer.Option("--drawn", help="Cases to draw, of each sort.")] = 60,
+    seed: Annotated[int | None, typer.Option(help="To draw by.", show_default="chance")] = None,
 ) -> None:
     """Print the table."""
-    print("| device and drafter | best fixed | `auto` mostly ", end="")
-    print("| efficiency | later | over plain | a process each |")
+    print(
+        "| device and drafter | best fixed | `auto` mostly | first | whole | later | over plain |"
+    )
     print("|---|---|---|---|---|---|---|")
     for case in CASES:
-        done = [simulate(case, rounds, seed) for seed in range(seeds)]
-        short: list[float] = []
-        for seed in range(seeds):
-            with TemporaryDirectory() as folder:
-                short.append(simulate(case, rounds, seed, Path(folder, "learned")).later)
-        best = max(LENGTHS, key=case.speed)
-        (usual, _), *_ = Counter(each.usual for each in done).most_common(1)
-        mean = [
-            fmean(values)
-            for values in zip(*((e.efficiency, e.later, e.over_plain) for e in done), strict=True)
+        result = simulate(case, rounds, range(seeds))
+        length, share = result.usual
+        mostly = f"{length}" if share == 1 else f"{length}, {model_part(result.usual)} by the model"
+        print(row(case.name, case.best, mostly, [result]), flush=True)
+    seed = random.randrange(10**6) if seed is None else seed
+    for name, lookup, noise in (
+        ("drawn", False, 0.04),
+        ("drawn, noisy", False, 0.15),
+        ("drawn, with a lookup", True, 0.04),
+    ):
+        results = [
+            simulate(drawn(seed + i, lookup=lookup, noise=noise), rounds, [seed])
+            for i in range(draws)
         ]
-        figures = " | ".join(f"{value:.2f}" for value in (*mean, fmean(short)))
-        print(f"| {case.name} | {best} | {usual} | {figures} |")
+        print(row(f"{draws} {name}, by {seed}", "", "", results), flush=True)
+
+
+def row(name: str, best: object, mostly: str, results: Sequence[Result]) -> str:
+    columns = zip(*((r.first, r.whole, r.later, r.over_plain) for r in results), strict=True)
+    figures = " | ".join(f"{fmean(column):.3f}" for column in columns)
+    return f"| {name} | {best} | {mostly} | {figures} |"
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ import typer
 
 from .. import device, libraries
 from ..checkpoints import Download, announce_downloads
-from ..decoding import FinishReason, Origin, Stats, cache_folder
+from ..decoding import FinishReason, Origin, Stats
 from ..distributed import is_launched, join, process_group
 from ..errors import escaped, shown
 from ..generation import ORIGIN_MEANINGS, Chunk
+from ..generation.schedule_store import cache_folder
 from ..tokenizers import Source
 
 if TYPE_CHECKING:  # rich takes time to import

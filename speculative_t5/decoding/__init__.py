@@ -15,8 +15,6 @@ from .draft_length import (
     FixedSchedule,
     Schedule,
     SplitSchedule,
-    cache_folder,
-    stored,
 )
 from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter
 from .faults import RowError
@@ -35,7 +33,7 @@ from .loop import (
     in_order_of_length,
 )
 from .model_drafter import ModelDrafter
-from .outcomes import Outcome
+from .outcomes import LENGTHS, Outcome
 from .protocols import (
     NO_CONSTRAINTS,
     Constraints,

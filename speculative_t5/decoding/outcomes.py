@@ -1,39 +1,41 @@
 """What rounds gave and took: what is accepted of drafts, and what passes cost on this machine."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, median_low
 from typing import Any
 
 import numpy as np
 
-MAX_DRAFT = 63  # the most that an adaptive schedule asks for: passes of up to 64 tokens
-# Rounds by what they take: 0 is plain decoding, n one that asked for a draft, with n tokens in the
-# target's pass. To ask takes time even where nothing is found.
-SIZES = np.arange(MAX_DRAFT + 2)
-TOKENS = np.maximum(SIZES, 1)  # in the target's pass
+# Lengths to choose from: few, as each is a shape to compile, and just below the steps of GPUs.
+LENGTHS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, 63]
+MAX_DRAFT = LENGTHS[-1]
 
-TYPICAL_RATE = 0.8  # acceptance rate of a draft that is worth having
-PRIOR_TOKENS = 4.0  # weight, in tokens, of that rate against the tokens seen so far
-SMOOTHING = 4.0  # tokens that each position borrows from all positions together
-MEMORY = 0.98  # factor by which counts decay each round
-LONGER = 0.995  # the same for positions that a round did not ask for
-LONGEST = 0.999  # and for shares
+# Where a comment says so, other values were measured on the cases of simulated_devices.py in
+# scripts/benchmarks, as parts of the speed of the best fixed length over 1,000 rounds.
 
-MORE_TOKENS = 0.2  # guess: the cost of a further token in a round, by that of a pass over one
-MOST_SEEN = 50  # rounds after which a length's cost is as well known as it can be
-OUTLIER = 0.25  # difference from what is expected, as a logarithm, that surprises
-AROUND = 5  # rounds before and after one, whose medians tell how fast the machine was
-UNSETTLED = 0.12  # difference between the two, as a logarithm, if that has changed between them
-NOTHING_KNOWN = 1e-3  # the least that a pass may cost, before any is known
-AGEING = 2e-3  # by how much the doubt about a cost grows with each round without one
-MOST_DOUBT = 0.9  # share of a cost that may be an error
+# Acceptance, by position:
+TYPICAL_RATE = 0.8  # guess, of a draft that is worth having
+BORROWED_TOKENS = 4.0  # that a position borrows from the one before it
+COUNT_MEMORY = 0.98  # factor by which a position's counts decay each round that reaches it
+LONG_COUNT_MEMORY = 0.995  # and each round that does not
 
-
-def kind_of(size: int, share: int) -> int:
-    """Return the kind of rounds of one of SIZES in which a model drafts a share, see `SHARES`."""
-    return size + share * len(SIZES) if size else 0
+# Costs. A guess: each drafted token costs so many passes over one token. On two cores that is a
+# step of the shipped draft and a further token in the target's pass.
+MORE_TOKENS = 0.2
+# How far the guess may be off, as standard deviations of logarithms: for all lengths together, with
+# each doubling of the tokens, and for each length besides.
+ALL_OFF, DOUBLED_OFF, EACH_OFF = 0.3, 0.3, 0.1
+SHARES_ALIKE = 0.7  # correlation between the errors of two shares
+LEAST_NOISE = 0.1  # chance difference between two rounds, at least, as a logarithm
+NOISE_LEARNED = 0.05  # part of the noise that each round replaces
+# Standard deviations, beyond which a difference counts less. At 2, drawn noisy devices reach 0.949
+# instead of 0.956, at 4 a restless one 0.985 instead of 0.988.
+SURPRISING_FROM = 2.5
+DOUBT_GROWTH = 2e-4  # part of the guess's errors that a cost becomes doubtful by, each round
+# Rounds before and after one, with whose median it is compared. With 3, a good draft on an M3
+# reaches 0.974 instead of 0.987, a restless device 0.981 instead of 0.988.
+ROUNDS_AROUND = 5
 
 
 @dataclass(frozen=True)
@@ -55,174 +57,154 @@ class Outcome:
         return self.draft_seconds + self.verify_seconds
 
     @property
-    def size(self) -> int:
-        """Which of SIZES it was."""
-        return self.length if self.num_draft else 0
+    def kind(self) -> int | None:
+        """Which of `CostCurve`'s kinds it was; None for one whose output was about to end."""
+        if self.num_draft == 0:
+            return PLAIN_KIND
+        found = self.length - 1
+        return kind_of(self.share, LENGTHS.index(found)) if found in LENGTHS else None
 
-    @property
-    def kind(self) -> int:
-        return kind_of(self.size, self.share)
+
+PLAIN_KIND = 0  # the kind of a round of plain decoding
 
 
-class Counts:
-    """Counts of drafted and accepted tokens by position, those of earlier rounds weighing less.
+def kind_of(share: int, place: int) -> int:
+    """Return the kind of rounds that asked a share for a draft and found LENGTHS[place] tokens.
 
-    `values` are five rows of MAX_DRAFT + 1. At i they count rows that were asked for i tokens or
-    more: `asked` all of them, `had` those that drafted as many; `reached` those that accepted the
-    first i - 1, `offered` those of them that drafted an i-th, `passed` those that accepted it. At 0
-    there is nothing to count.
+    To ask takes time even where nothing is found.
+    """
+    return 1 + share * len(LENGTHS) + place
+
+
+class PositionRates:
+    """How often a draft's token at each position is accepted, and how often there is one.
+
+    `counts` are four rows of MAX_DRAFT + 1, in which earlier rounds weigh less. At i they count
+    rows that were asked for i tokens or more, those that drafted as many, those that accepted the
+    first i - 1, and those that accepted the i-th, too. At 0 there is nothing to count.
     """
 
-    def __init__(self, values: Any = None) -> None:
-        self.values = np.zeros((5, MAX_DRAFT + 1)) if values is None else np.array(values, float)
+    def __init__(self, counts: Any = None, recent: float = 0.0) -> None:
+        self.counts = np.zeros((4, MAX_DRAFT + 1)) if counts is None else np.array(counts, float)
+        self.recent = recent  # rounds that asked; it falls while others draft, or nobody does
 
-    def add(self, outcomes: Sequence[Outcome]) -> None:
-        """Count rounds for each of which at least one token was asked."""
+    def add(self, outcomes: Sequence[Outcome], num_rounds: int) -> None:
+        """Count those of the last rounds that asked for at least one token."""
+        self.recent = self.recent * LONG_COUNT_MEMORY**num_rounds + len(outcomes)
         rows = [len(outcome.num_drafted) for outcome in outcomes]
-        lengths = np.array([outcome.num_draft for outcome in outcomes])
-        asked = np.repeat(lengths, rows)
-        had = np.array([n for outcome in outcomes for n in outcome.num_drafted], int)
-        passed = np.array([n for outcome in outcomes for n in outcome.num_accepted], int)
-        reached = np.minimum(passed + 1, asked)
-        counts = [_up_to(n) for n in (asked, had, reached, np.minimum(had, reached), passed)]
-        shares = np.repeat(1 / np.maximum(rows, 1), rows)  # of each row in its round
-        asking, reaching = _up_to(lengths), _up_to(reached, shares)
-        # A position that is seldom reached remembers rounds from longer ago.
-        self.values[:2] *= MEMORY**asking
-        self.values[2:] *= MEMORY**reaching
-        self.values *= LONGER ** (len(outcomes) - asking)
-        self.values[:, 1:] += np.array(counts)[:, 1:]
-
-    @property
-    def rows(self) -> float:
-        """Rows that were asked for tokens, as far as they are remembered."""
-        return float(self.values[0, 1])
-
-    def forget(self, rounds: int) -> None:
-        """Let counts decay for rounds in which another one drafted."""
-        self.values *= LONGEST**rounds
+        asked = np.repeat(np.array([outcome.num_draft for outcome in outcomes], int), rows)
+        drafted = np.array([n for outcome in outcomes for n in outcome.num_drafted], int)
+        accepted = np.array([n for outcome in outcomes for n in outcome.num_accepted], int)
+        reached = np.minimum(accepted + 1, asked)
+        of_round = np.repeat([1 / max(n, 1) for n in rows], rows)  # a row's share in its round
+        reaching = _up_to(reached, of_round)
+        self.counts *= COUNT_MEMORY**reaching * LONG_COUNT_MEMORY ** (len(outcomes) - reaching)
+        self.counts += [_up_to(ends) for ends in (asked, drafted, reached, accepted)]
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return what to expect for K = 0 to MAX_DRAFT: accepted tokens, and chances of drafts.
+        """Return what to expect for each of LENGTHS: tokens of a round, and chances of a draft.
 
-        The second has the chance that a K-th token is drafted. A position with few counts of its
-        own borrows the rate of all positions, to which PRIOR_TOKENS at TYPICAL_RATE are added. As
-        long as that rate is not well known, each accepted token makes the next one likelier (the
-        predictive rate of a Beta distribution). After an accepted token a drafter is taken to have
-        another one, unless it was seen to have none.
+        The second has the chance that as many tokens are drafted. A position of which little is
+        known is taken to be as the one before it. A token that is not found is not accepted.
         """
-        asked, had, reached, offered, passed = self.values
-        before = np.arange(MAX_DRAFT)
-        known = PRIOR_TOKENS + offered[1:].sum() + before
-        borrowed = (PRIOR_TOKENS * TYPICAL_RATE + passed[1:].sum() + before) / known
-        rates = (passed[1:] + SMOOTHING * borrowed) / (offered[1:] + SMOOTHING)
-        offers = (offered[1:] + 1) / (reached[1:] + 1)
-        survival = np.cumprod([1.0, *rates * offers])
-        return np.cumsum(survival) - 1, np.minimum.accumulate((had + 1) / (asked + 1))
+        asked, drafted, reached, accepted = self.counts
+        rate, chance, expected = TYPICAL_RATE, 1.0, [1.0]
+        for passed, tried in zip(accepted[1:].tolist(), reached[1:].tolist(), strict=True):
+            rate = (passed + BORROWED_TOKENS * rate) / (tried + BORROWED_TOKENS)
+            chance *= rate
+            expected.append(expected[-1] + chance)
+        chances = np.minimum.accumulate((drafted + 1) / (asked + 1))
+        return np.array(expected)[LENGTHS], chances[LENGTHS]
 
 
-class Costs:
-    """What rounds of each kind take, relative to plain decoding.
+class CostCurve:
+    """What rounds take, by who drafts and by the tokens in the target's pass, with error bars.
 
-    Each round is compared with those around it, so that a machine that becomes slower changes no
-    ratio. Kinds that have not been seen are as costly as a guess, or as those around them.
+    It holds logarithms of costs, for each kind of round (see `kind_of`); plain decoding costs 1. It
+    begins as a guess whose errors are correlated: what one length shows moves the others. A round
+    is compared with those around it, so that a machine that becomes slower changes no ratio, and
+    the difference moves the curve by the rules for Gaussian variables (a Kalman filter).
     """
 
-    def __init__(self, known: Mapping[int, Sequence[float]] | None = None) -> None:
-        # Of each kind: cost, rounds that it was seen in, the last of them.
-        self.known = {n: [cost, seen, 0.0] for n, (cost, seen) in (known or {}).items()}
-        self.rounds = 0
-        self._surprising: set[int] = set()  # kinds whose only look took longer than expected
-        self._last: list[tuple[int, float]] = []  # rounds, as `observe` is given them
-        self._guess = 1 + MORE_TOKENS * (TOKENS - 1.0)
-        self._curves: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by share
+    def __init__(self, shares: int, learned: Any = None) -> None:
+        octaves = np.log2(1 + np.array(LENGTHS))
+        errors = ALL_OFF**2 + DOUBLED_OFF**2 * np.minimum.outer(octaves, octaves)
+        errors += EACH_OFF**2 * np.eye(len(LENGTHS))
+        alike = SHARES_ALIKE + (1 - SHARES_ALIKE) * np.eye(shares)
+        self._guess = np.pad(np.kron(alike, errors), (1, 0))  # plain decoding is what 1 means
+        guesses = np.log(1 + MORE_TOKENS * np.array(LENGTHS))
+        self.mean = np.concatenate([[0.0], *[guesses] * shares])
+        self.covariance = self._guess.copy()
+        self.has_plain = False  # whether plain decoding was seen
+        self.longest = 0  # of LENGTHS that were found
+        self._noise = LEAST_NOISE
+        self._last: list[tuple[int, float]] = []  # rounds, as kinds and logarithms of seconds
+        if learned:
+            mean, covariance, self.has_plain, self.longest = learned
+            self.mean, self.covariance = np.array(mean), np.array(covariance)
 
     @property
-    def scale(self) -> float:
-        """Seconds for a cost of 1 in the last rounds; 0 before the first."""
-        return median([seconds / self.cost(n) for n, seconds in self._last] or [0.0])
+    def learned(self) -> tuple[list[float], list[list[float]], bool, int]:
+        covariance = self.covariance.round(6).tolist()
+        return self.mean.tolist(), covariance, self.has_plain, self.longest
 
     def observe(self, rounds: Sequence[tuple[int, float]]) -> None:
         """Learn from rounds in their order, each as its kind and its seconds."""
-        every = [*self._last, *rounds]
-        self._last = every[-AROUND:]
-        # Of those with a known cost: the logarithm of the seconds for a cost of 1.
-        paces = [(n, math.log(s / self.known[n][0])) if n in self.known else None for n, s in every]
-        for at in range(len(every) - len(rounds), len(every)):
-            kind, seconds = every[at]
-            self.rounds += 1
-            before, after = (
-                [each for each in part if each]
-                for part in (paces[max(at - AROUND, 0) : at], paces[at + 1 : at + 1 + AROUND])
-            )
-            others = [each for each in (*before, *after) if each[0] != kind]
-            # Others are compared with the usual kind, not that with them.
-            if not others or 2 * len(others) < len(before) + len(after):
-                self.known.setdefault(kind, [self.cost(kind), 1.0, 0.0])
-                self.known[kind][2] = self.rounds
-                continue
-            if before and after and abs(_middle(before) - _middle(after)) > UNSETTLED:
-                continue  # another program has begun, or ended its work
-            cost, seen, _ = self.known.get(kind, (self.cost(kind), 0.0, 0.0))
-            own = math.log(seconds / cost) - _middle(others)
-            if not seen and own > OUTLIER and kind not in self._surprising:
-                self._surprising.add(kind)
-                continue  # perhaps by chance, which a second look will tell
-            if seen and abs(own) > OUTLIER:
-                # A surprise casts doubt on what is known. By chance a round may be much slower than
-                # usual, but hardly much faster.
-                seen /= 2
-                own = min(max(own, -OUTLIER) if seen >= 1 else own, OUTLIER)
-                cost *= math.exp(own / (seen + 1))
-            else:
-                cost *= math.exp(own / (seen + 1))
-                seen = min(seen + 1, MOST_SEEN)
-            self.known[kind] = [cost, seen, self.rounds]
-            usual = self.known[median_low(n for n, _ in others)]
-            usual[1] = min(usual[1] + 1, MOST_SEEN)
-        self._curves.clear()
+        every = [*self._last, *((kind, math.log(seconds)) for kind, seconds in rounds)]
+        for at in range(len(self._last), len(every)):
+            kind, time = every[at]
+            self.has_plain |= kind == PLAIN_KIND
+            if kind != PLAIN_KIND:
+                self.longest = max(self.longest, LENGTHS[(kind - 1) % len(LENGTHS)])
+            around = every[max(at - ROUNDS_AROUND, 0) : at] + every[at + 1 : at + 1 + ROUNDS_AROUND]
+            if around:
+                pace, other = self._pace(around)
+                self._compare(kind, other, time - self.mean[kind] - pace)
+        self._last = every[-ROUNDS_AROUND:]
+        ageing = min(DOUBT_GROWTH * len(rounds), 1)
+        self.covariance += ageing * (self._guess - self.covariance)
 
-    def cost(self, kind: int) -> float:
-        """Return the cost to expect of a round of this kind."""
-        known, (share, size) = self.known.get(kind), divmod(kind, len(SIZES))
-        return known[0] if known else float(self.curves(share)[0][size])
+    def _pace(self, rounds: Sequence[tuple[int, float]]) -> tuple[float, int]:
+        """Return the logarithm of the seconds for a cost of 1, and the kind that told it."""
+        paces = sorted((time - self.mean[kind], kind) for kind, time in rounds)
+        return paces[len(paces) // 2]
 
-    def sizes(self, share: int) -> list[int]:
-        """Return which of SIZES are known with a share."""
-        return [n for n in SIZES.tolist() if kind_of(n, share) in self.known]
+    def _compare(self, kind: int, other: int, surplus: float) -> None:
+        """Learn that a round took longer than expected, as a logarithm, by one of another kind."""
+        if kind == other:
+            typical = 1.25 * min(abs(surplus), 3 * self._noise)  # a standard deviation
+            self._noise += NOISE_LEARNED * (typical - self._noise)
+            return
+        towards = self.covariance[kind] - self.covariance[other]
+        variance = towards[kind] - towards[other] + max(self._noise, LEAST_NOISE) ** 2
+        most = SURPRISING_FROM * math.sqrt(variance)
+        if abs(surplus) > most:  # probably by chance
+            variance += (surplus / SURPRISING_FROM) ** 2
+            surplus = math.copysign(most, surplus)
+        self.mean += towards * (surplus / variance)
+        self.covariance -= np.outer(towards, towards) / variance
 
-    def curves(self, share: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cost to expect and the least that is possible, for each of SIZES.
+    def costs(self, share: int) -> np.ndarray:
+        """Return the cost to expect where each of LENGTHS is found by a share.
 
-        Between known kinds the expected cost rises as the guess does. The least cost assumes that
-        a longer pass costs no less than a shorter one, and no more than several with as many tokens
-        together.
+        None is below plain decoding's, and a shorter pass costs no more than a longer one.
         """
-        if share not in self._curves:
-            sizes = self.sizes(share)
-            # A smaller share of the model costs no more.
-            guess = self.curves(share - 1)[0] if share else self._guess
-            expected, least = guess, np.full(len(SIZES), NOTHING_KNOWN)
-            if sizes:
-                costs, seen, last = np.array([self.known[kind_of(n, share)] for n in sizes]).T
-                costs = np.minimum.accumulate(costs[::-1])[::-1]
-                expected = expected * np.interp(SIZES, sizes, costs / guess[sizes])
-                doubt = np.minimum((1 + AGEING * (self.rounds - last)) / (seen + 1), MOST_DOUBT)
-                least[sizes] = costs * (1 - doubt)
-                per_token = np.maximum.accumulate((least / TOKENS)[::-1])[::-1]
-                known, least = least[sizes], np.maximum.accumulate(least)
-                least = np.minimum(np.maximum(least, per_token * TOKENS), expected)
-                least[sizes] = known
-            self._curves[share] = expected, least
-        return self._curves[share]
+        curve = np.maximum(self.mean[kind_of(share, 0) : kind_of(share + 1, 0)], 0)
+        costs: np.ndarray = np.exp(np.minimum.accumulate(curve[::-1])[::-1])
+        return costs
+
+    def doubts(self, kinds: Sequence[int], other: int) -> np.ndarray:
+        """Return the variance of the logarithm of each kind's cost by another one's."""
+        variances = np.diag(self.covariance) - 2 * self.covariance[other]
+        doubts: np.ndarray = np.maximum(variances[kinds] + self.covariance[other, other], 0)
+        return doubts
+
+    def in_passes(self, seconds: float) -> float:
+        """Return what a round now costs that takes so long."""
+        return seconds / math.exp(self._pace(self._last)[0]) if self._last else 1.0
 
 
 def _up_to(ends: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Return how many of `ends`, or what weight of them, are i or more, for i = 0 to MAX_DRAFT."""
     counts: np.ndarray = np.bincount(ends, weights, MAX_DRAFT + 1)
     return counts[::-1].cumsum()[::-1]
-
-
-def _middle(rounds: Sequence[tuple[int, float]]) -> float:
-    """Return the median of the second values."""
-    return median(value for _, value in rounds)

@@ -13,7 +13,7 @@ from ..decoding import AdaptiveSchedule, FixedSchedule, Indexed, LanguageModel, 
 from ..models import SharingDraft
 from ..options import OptionError
 from ..tokenizers import Tokenizer
-from . import outputs
+from . import outputs, schedule_store
 from .decoder_options import DraftingOptions
 from .drafting import pair_up, spelled
 from .options import GenerationOptions
@@ -229,7 +229,9 @@ class Engine:
         with _making_schedule:
             if settings not in self._schedules:
                 models = [each.fingerprint if each else None for each in (self.model, self.draft)]
-                found = decoding.stored(*models, drafting.draft_vocab, *settings, shares=shares)
+                found = schedule_store.stored(
+                    *models, drafting.draft_vocab, *settings, shares=shares
+                )
                 self._schedules[settings] = found
             schedule = self._schedules[settings]
         return decoding.SplitSchedule(schedule) if self.draft else schedule
