@@ -282,8 +282,10 @@ class _ParagraphReader:
 
     def _parts(self, line: _Line) -> bool:
         """Whether a line is a heading, a rule or the target of a link."""
-        patterns = (_HEADING, _RULE, _LINK)
-        return self._is_markdown and any(pattern.match(line.words) for pattern in patterns)
+        if not self._is_markdown:
+            return False
+        words = line.words
+        return bool(_HEADING.match(words) or _RULE.match(words) or _LINK.match(words))
 
     def _is_row(self, line: _Line) -> bool:
         return self._is_markdown and _ROW.match(line.words) is not None
