@@ -17,18 +17,11 @@ from import_graph import Order, build_graph
 from source_bounds import functions_in, marks_in, names_defined_twice
 from ways import Recorder, Way
 
-NOT_YET = {"functions", "marks for the formatter"}
 LAYERS = Order((("speculative_t5.top",), ("speculative_t5.one", "speculative_t5.two")))
 WAY = Way({}, {}, {}, {}, [])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True)) if name in NOT_YET else name
-        for name in bounds.CHECKS
-    ],
-)
+@pytest.mark.parametrize("name", bounds.CHECKS)
 def test_bounds_hold(name: str) -> None:
     assert not bounds.CHECKS[name](REPOSITORY)
 
@@ -243,15 +236,15 @@ def test_a_room_without_a_place_is_seen(tmp_path: Path) -> None:
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Way]:
     """Runs `call` of a package of one module, which has this text, and returns its way."""
 
-    def run(text: str) -> Way:
+    def run(text: str, within: str | None = None, *, whole: bool = False) -> Way:
         folder = tmp_path / "speculative_t5"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         code = compile(textwrap.dedent(text), str(folder / "own.py"), "exec")
         module: Any = ModuleType("speculative_t5.own")
         module.dataclass = dataclass
         monkeypatch.setitem(sys.modules, module.__name__, module)
         exec(code, vars(module))
-        with Recorder(tmp_path) as recorder, recorder.on():
+        with Recorder(tmp_path) as recorder, recorder.on(within, whole=whole):
             module.call()
         return recorder.way()
 
@@ -281,6 +274,22 @@ def test_a_way_leaves_out_imports_and_the_loading_of_models(record: Callable[...
         def call(): SpeculativeDecoder.from_pretrained()
         """)
     assert [name.partition(" ")[2] for name in way.named] == ["call"]
+
+
+def test_a_way_may_begin_within_a_function_and_have_all(record: Callable[..., Way]) -> None:
+    text = """
+        def inner(): pass
+        class SpeculativeDecoder:
+            def from_pretrained(): inner()
+        def command():
+            SpeculativeDecoder.from_pretrained()
+        def call():
+            inner()
+            command()
+        """
+    assert [name.partition(" ")[2] for name in record(text, "command").named] == ["command"]
+    whole = [name.partition(" ")[2] for name in record(text, whole=True).named]
+    assert whole == ["inner", "command", "call"]
 
 
 def test_a_way_has_the_objects_asked_for_before_the_first_round(

@@ -45,7 +45,8 @@ SHOWN_CALLS = {
     "stream": "stream",
     "coupled-sample": "coupled sample",
     "completion": "POST /v1/completions",
-    DOCUMENT: "document, three sentences, K = 5",
+    DOCUMENT: "document, three sentences, K = 5: the command itself",
+    "document-process": "the same, with imports, options and the loading of models",
     "small-draft": "generate, K = 5, a draft of its own weights",
     "sharing-draft": "generate, K = 5, a draft that shares",
 }

@@ -70,6 +70,7 @@ class Recorder:
         self._folder = f"{root / PACKAGE}{os.sep}"
         self._on = False
         self._within: str | None = None  # the function whose calls switch this on
+        self._whole = False
         self._outside = threading.local()  # how deep in imports and loading each thread is
         self._functions: Counter[CodeType] = Counter()
         self._made: list[Any] = []  # kept, so that no two have one address
@@ -85,12 +86,17 @@ class Recorder:
         threading.setprofile(None)
 
     @contextlib.contextmanager
-    def on(self, within: str | None = None) -> Iterator[None]:
-        """Record anew; only while a function of the package runs, if one is named."""
+    def on(self, within: str | None = None, *, whole: bool = False) -> Iterator[None]:
+        """Record anew.
+
+        Args:
+            within: Record only while this function of the package runs.
+            whole: Leave out neither imports nor the loading of models.
+        """
         self._functions.clear()
         self._made.clear()
         self._num_asked = None
-        self._on, self._within = within is None, within
+        self._on, self._within, self._whole = within is None, within, whole
         try:
             yield
         finally:
@@ -104,17 +110,24 @@ class Recorder:
             return
         if code.co_qualname == self._within:
             self._on = event == "call"
-        depth = getattr(self._outside, "depth", 0)
         if code.co_name == "<module>" or code.co_qualname in LOADING:
-            self._outside.depth = depth + (1 if event == "call" else -1)
-        elif event == "call" and self._on and not depth and not is_class_body(code):
+            self._outside.depth = self._depth + (1 if event == "call" else -1)
+        elif event == "call" and self._on and self._counts and not is_class_body(code):
             self._functions[code] += 1
             if code.co_qualname == FIRST_ROUND and self._num_asked is None:
                 self._num_asked = len(self._made)
 
+    @property
+    def _depth(self) -> int:
+        return getattr(self._outside, "depth", 0)
+
+    @property
+    def _counts(self) -> bool:
+        return self._whole or not self._depth
+
     def _note_object(self, frame: FrameType) -> None:
         module = frame.f_globals.get("__name__") or ""
-        if module.partition(".")[0] == PACKAGE and not getattr(self._outside, "depth", 0):
+        if module.partition(".")[0] == PACKAGE and self._counts:
             made = frame.f_locals.get("self")
             if dataclasses.is_dataclass(made):
                 self._made.append(made)
@@ -195,14 +208,15 @@ def coupled_sample(recorder: Recorder) -> None:
         decoder.generate(PROMPT, temperature=1.0, seed=1)
 
 
-def document(recorder: Recorder) -> None:
-    """Record what the command does, from the call of its function on."""
+def document(recorder: Recorder, *, whole: bool = False) -> None:
+    """Record what the command does, from the call of its function on, or of the whole process."""
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder, "text.txt"), Path(folder, "corrected.txt")
         source.write_text(TEXT, encoding="utf-8")
         sys.argv = ["speculative-t5", "document", str(source), "--output", str(output)]
         sys.argv += ["--draft-model", SMALL, "--num-draft", "5"]
-        with recorder.on(within="document"), contextlib.suppress(SystemExit):
+        within = None if whole else "document"
+        with recorder.on(within, whole=whole), contextlib.suppress(SystemExit):
             from speculative_t5.cli import main
 
             main()
@@ -246,6 +260,7 @@ CALLS: dict[str, Call] = {
     "coupled-sample": coupled_sample,
     "completion": completion,
     "document": document,
+    "document-process": lambda recorder: document(recorder, whole=True),
     "small-draft": lambda recorder: generate(recorder, calls=2, draft=SMALL, num_draft=5),
     "sharing-draft": lambda recorder: generate(recorder, calls=2, draft=SHARING, num_draft=5),
 }

@@ -15,7 +15,7 @@ from .outputs import SENTENCES_OF_LEARNERS
 SHOWN_LENGTHS = (1, 2, 3, 5, 6, 9, 13, 17)  # of passes, in the usual report
 SENTENCE_STEP, OUTPUT_TOKENS = 11, 32  # which sentences are decoded, and how far
 MOST_TURNS, SECONDS_OF_TURNS = 9, 15.0  # no turn begins after so many seconds
-LEAST_GAIN = 1.05  # a smaller speed-up is none
+WORTHWHILE_GAIN = 1.05  # a smaller speed-up is none
 
 
 def speed(subject: Subject) -> Finding:
@@ -29,7 +29,7 @@ def speed(subject: Subject) -> Finding:
     auto, gain = details["auto"], details["measured_speedup"]
     drafts = "this draft" if decoder.draft else "prompt lookup"
     reason = f"{drafts} does not pay here: plain decoding is as fast"
-    if max(gain, auto["speedup"]) >= LEAST_GAIN:
+    if max(gain, auto["speedup"]) >= WORTHWHILE_GAIN:
         reason = (
             f"{drafts} gives {gain:.1f} times the speed of plain decoding here with "
             f"{DRAFTED_TOKENS} tokens drafted, {auto['speedup']:.1f} times with auto"
