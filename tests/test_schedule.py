@@ -127,6 +127,15 @@ def test_what_one_length_shows_moves_its_neighbours_and_narrows_their_doubt() ->
     assert narrowed[near] > narrowed[other] > 0 and (narrowed[1:] > 0).all()
 
 
+def test_a_shorter_pass_costs_no_more_than_a_longer_one() -> None:
+    """Another program took the time of the rounds with the shorter one."""
+    costs = CostCurve(1)
+    for _ in range(30):
+        costs.observe([(PLAIN_KIND, 0.01), (drafting(9), 0.02)])
+        costs.observe([(PLAIN_KIND, 0.01), (drafting(4), 0.04)])
+    assert cost(costs, 4) == cost(costs, 9) < 2.3
+
+
 def test_asking_for_a_draft_takes_time_even_if_none_is_found() -> None:
     schedule = AdaptiveSchedule()
     for _ in range(200):
