@@ -36,7 +36,7 @@ from .job import (
     RecordCounts,
     RecordFile,
     Requests,
-    check_output,
+    check_record_file,
     process,
     shown_name,
 )
@@ -224,14 +224,18 @@ class JobFiles:
         joins = files.join or (processes is not None and files.parallel == "data")
         begun = any(map(job.has_content, job.find_parts(output))) if joins else True
         advice = REPLACE_ADVICE if joins else RESUME_ADVICE
-        check_output(output, self.stream, resume=files.resume and begun, force=force, advice=advice)
+        check_record_file(
+            output, self.stream, resume=files.resume and begun, force=force, advice=advice
+        )
         if not self.is_table:
             return False
         resume = files.resume and (begun if joins else job.has_content(output))
         if files.resume and not resume and not processes and job.has_content(self.target):
             note(f"{self.target} is there, so nothing is left to do; --force starts over")
             return True
-        check_output(self.target, self.stream, resume=resume, force=force, advice=REPLACE_ADVICE)
+        check_record_file(
+            self.target, self.stream, resume=resume, force=force, advice=REPLACE_ADVICE
+        )
         return False
 
 

@@ -320,7 +320,7 @@ class RecordFile(LineFile):
         return chain(ahead, lines), earlier
 
 
-def check_output(
+def check_record_file(
     name: str, stream: BinaryIO, *, resume: bool, force: bool, advice: str = RESUME_ADVICE
 ) -> None:
     """Refuse what a `RecordFile` cannot be, before there is anything to write; change nothing."""
