@@ -2,7 +2,7 @@
 
 `load` finds a `ModelFolder` by path or name (or by `hub`), checks its files and reads them;
 `convert` writes one. Nothing that a file claims is believed before it is checked. Imports
-`tokenizers`, `cpu` (which speeds up what `load` made), `models` and the packages below them.
+`tokenizers`, `kernels` (which speed up what `load` made), `models` and the packages below them.
 """
 
 from .conversion import convert

@@ -297,7 +297,7 @@ def _check_places(target: Target, files: OutputOptions) -> None:
     output = None if target.in_place else target.output
     for written in filter(lambda each: each is not None, (output, target.page)):
         check_target(str(written), read, force=force, parents=written != files.output)
-    if files.backup:  # of a run that goes on, `write_in_place` looks at them
+    if files.backup:  # of a run that goes on, the command looks at them file by file
         check_target(str(target.backup), read, force=force)
     if output is not None and not is_special(output):
         _check_format(target, output)

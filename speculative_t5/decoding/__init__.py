@@ -4,7 +4,7 @@
 one pass, and a rule (`rules`) decides which of them stand, so that outputs are distributed as the
 target's own. The code handles arrays and ids, never models' insides or text: models take part
 through the protocols in `protocols`, drafters through `Drafter`. `beams` has beam search, which
-drafts nothing. Imports `options`, `files`, `device` and `libraries`.
+drafts nothing. Imports `device` and `options`.
 """
 
 from .beams import BeamOptions, BeamResult, EarlyStopping, Hypothesis, beam_search

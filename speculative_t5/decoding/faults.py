@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from .logits import NOTHING_LEFT
 
-# In place of an id, as `logits.NO_TOKEN`: the target's logits are NaN, or the draft model's are.
+# In place of an id, as `history.NO_TOKEN`: the target's logits are NaN, or the draft model's are.
 BROKEN, BROKEN_DRAFT = -2, -3
 
 

@@ -2,7 +2,8 @@
 
 `options` of calls and `decoder_options` are values, made once from keyword arguments and passed on
 whole; `outputs` are values as well. `engine` is what a decoder does with ids. Imports
-`checkpoints`, `tokenizers`, `models`, `decoding`, `options`, `errors`, `distributed` and `device`.
+`checkpoints`, `tokenizers`, `models`, `decoding` and modules below them; and `documents`, which are
+above, where `rewrite` is asked for.
 """
 
 from .decoder import SpeculativeDecoder, process_facts

@@ -6,7 +6,7 @@ starts and stops, `settings` how it answers, `page` the page at /. Whole texts a
 processes of their own, which `workers` starts and ends: `text_worker` runs there, with a decoder of
 `texts` that asks the server for outputs; `languagetool` corrects, `libretranslate` translates, and
 `text_routes` is the server's end. The package needs the extra `serve`. Imports `generation`,
-`documents`, `tokenizers`, `decoding` and `errors`.
+`documents`, `tokenizers`, `decoding`, `options` and `errors`.
 """
 
 from .app import make_app

@@ -46,9 +46,8 @@ class Completion:
         self.streams = fields.get("stream", False)
         self._closes = fields.get("stream_options", {}).get("include_usage")
         self._start = options.decoder_start_token_id
-        self._explained: list[
-            list[logprobs.ScoredToken]
-        ] = []  # of each output, if they are asked for
+        # Of each output, if they are asked for.
+        self._explained: list[list[logprobs.ScoredToken]] = []
         self._shown = [0] * self.call.left  # tokens of each output in the events so far
         self._traced = fields.get("speculative_t5", False)
         self._about = {

@@ -229,7 +229,7 @@ class Service:
         return found
 
     def figures(self) -> dict[str, float]:
-        """Return what there is now, and totals since the start, see `app.HELP`."""
+        """Return what there is now, and totals since the start, see `app.FIGURE_HELP`."""
         with self._changed:
             found: dict[str, float] = {"queued": self._queued, "rows": len(self._running)}
             found |= self._totals

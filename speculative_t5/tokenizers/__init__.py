@@ -1,7 +1,7 @@
 """Text to ids, and ids back to text as they arrive.
 
-Imports `models`, `decoding` and `errors`; the libraries sentencepiece, tokenizers and transformers
-are imported where a tokenizer of their kind is made.
+Imports `models`, `decoding` and modules below them; the libraries sentencepiece, tokenizers and
+transformers are imported where a tokenizer of their kind is made.
 """
 
 from .base import TOKENIZER_FILES, ChatTokenizer, Detokenizer, Tokenizer, pieces, unknown_characters
