@@ -14,7 +14,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
 def check_utf8(name: str, text: str) -> None:
-    """Refuse a string, called `name`, with bytes that are not UTF-8: Python's surrogates."""
+    """Refuse a string, called `name`, with surrogates, which stand for bytes that are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -35,7 +35,7 @@ def refuse_pointer(path: Path) -> None:
 
 
 def read_json(path: Path, again: str) -> dict[str, Any]:
-    """Read the object in a JSON file; refuse anything else, and say to do what `again` says."""
+    """Read the object in a JSON file; refuse anything else, with the advice `again`."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -72,17 +72,17 @@ def first_line(error: BaseException) -> str:
 
 
 def rounded_up(number: float, digits: int) -> str:
-    """Return a number with so many decimals, and not below it: what is needed is enough then."""
+    """Return a number with so many decimals, rounded up: for what is needed at least."""
     return _rounded(number, digits, ROUND_CEILING)
 
 
 def rounded_down(number: float, digits: int) -> str:
-    """Return a number with so many decimals, and not above it: what is there is there then."""
+    """Return a number with so many decimals, rounded down: for what there is at most."""
     return _rounded(number, digits, ROUND_FLOOR)
 
 
-def _rounded(number: float, digits: int, way: str) -> str:
-    return f"{Decimal(repr(float(number))).quantize(Decimal(1).scaleb(-digits), way):,}"
+def _rounded(number: float, digits: int, rounding: str) -> str:
+    return f"{Decimal(repr(float(number))).quantize(Decimal(1).scaleb(-digits), rounding):,}"
 
 
 def escaped(name: str) -> str:

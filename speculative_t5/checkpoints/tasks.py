@@ -29,7 +29,8 @@ RENAMED_OPTIONS = {
     "bad_words_ids": "bad_words",
     "stop_strings": "stop",
 }
-START_ID, OTHER_IDS = "decoder_start_token_id", ("eos_token_id", "pad_token_id")
+START_ID = "decoder_start_token_id"
+OTHER_IDS = ("eos_token_id", "pad_token_id")
 # These change outputs in ways that are not offered here, unless they have such a value.
 HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "num_beam_groups": (1,),
@@ -61,8 +62,8 @@ class TaskSettings:
 
     prefix: str | None  # to put before each prompt
     options: dict[str, Any]  # keywords for `SpeculativeDecoder.generate`
-    # Other ids that generation_config.json has, where config.json has not the same; they hold for
-    # all outputs of the model.
+    # The ids of OTHER_IDS that generation_config.json has and config.json has not, or not the same;
+    # they hold for all outputs of the model.
     ids: dict[str, Any] = field(default_factory=dict)
 
 

@@ -211,7 +211,8 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._started = time.perf_counter()  # moved later by pauses
-        self._began = self._drafted = self._ended = 0.0  # the present round, its pass, the last
+        # When the present round began, when its draft was made, and when the last round ended.
+        self._began = self._drafted = self._ended = 0.0
         self._begun_early = False  # whether the round's pass had begun before it
         self._extra_work = counters.extra_work  # when the last round ended
 
@@ -340,7 +341,8 @@ class Batch:
                 rows, verdicts, draft.lengths, strict=True
             )
         ]
-        whole = [i for i, limit in enumerate(limits) if limit >= num_draft]  # may use all of it
+        # The rows that could use the whole draft.
+        whole = [i for i, limit in enumerate(limits) if limit >= num_draft]
         self.outcome = Outcome(
             num_draft,
             num_drafted=[draft.lengths[i] for i in whole],

@@ -60,7 +60,8 @@ class Verifier:
                 parts.append(self.choices(draft, logits, groups, keys))
             if keys is not None and not self.is_coupled:
                 parts.append(mx.stack([*self.verdict(draft, logits, groups, keys)], axis=1))
-        # A single wait: this array holds all that the host has to know.
+        # A single wait for all that the host has to know: of each row its draft (K), the choices
+        # (K + 1) if any row goes by those, and a verdict (2) if any row goes by that.
         rows = read(self.broadcast(mx.concatenate(parts, axis=1)))
         width, found = draft.tokens.shape[1], []
         for row, length, is_greedy in zip(rows, draft.lengths, groups.greedy_rows, strict=True):

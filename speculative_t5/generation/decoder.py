@@ -153,10 +153,10 @@ class SpeculativeDecoder:
 
         Without `draft`, it is the one that the target's config.json names, if any, and if no
         `adapter` changes the target; None decodes with the target alone. `adapter` and `dtype` are
-        passed to `load`, the latter for both models. With a `group` of
-        processes (`mx.distributed.init()`), the target is split among them, and each has the whole
-        draft; all must then make the same calls. What they would do is compared before the models
-        are loaded. The other options are those of the class.
+        passed to `load`, the latter for both models. With a `group` of processes
+        (`mx.distributed.init()`), the target is split among them, and each has the whole draft; all
+        must then make the same calls. Their versions, weights and options are compared before the
+        models are loaded. The other options are those of the class.
 
         Raises:
             StartError: In all processes, if their versions, weights or options differ.
@@ -190,8 +190,9 @@ class SpeculativeDecoder:
                 range.
         """
         source = self.prompts.fit(prompt).ids
-        rows = min(options.num_return_sequences, num_rows(steady=self.engine.drafting.steady))
-        done = dict(self.engine.generations([(0, source)], options, rows))[0]
+        # Several outputs are decoded side by side.
+        batch_size = min(options.num_return_sequences, num_rows(steady=self.is_steady))
+        done = dict(self.engine.generations([(0, source)], options, batch_size))[0]
         if not options.probabilities:
             return done
 

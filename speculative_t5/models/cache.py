@@ -38,9 +38,8 @@ class Buffers:
         self, layers: Sequence[LayerBuffers], lengths: Sequence[int] | None = None
     ) -> None:
         self.layers = list(layers)  # of arrays (..., B, H, C, D), C being the capacity
-        flat: Any = tree_flatten(
-            layers[0]
-        )  # all arrays have the same numbers of rows and positions
+        # All arrays have the same numbers of rows and positions.
+        flat: Any = tree_flatten(layers[0])
         rows, _, self.capacity, _ = flat[0][1].shape[-4:]
         # Positions of each row that count.
         self.lengths: list[int] = [0] * rows if lengths is None else list(lengths)
@@ -112,11 +111,12 @@ class KVCache(Buffers):
             self.resize(capacity_for(needed))
 
     def parts(self, tokens: mx.array) -> Iterator[tuple[mx.array, int]]:
-        """Yield the tokens of each pass over new ones (B, L) int32, and how many of them stay.
+        """Yield the tokens of each pass over new ones (B, L) int32, and how many are no padding.
 
         All are one pass, unless the cache was given a width. Then every pass is padded to that
         width, and ends where the next position would be the first of a larger capacity: both follow
-        from the position alone, however the tokens before it were fed.
+        from the position alone, however the tokens before it were fed. Each part is taken back
+        (`take_back`) before the next one is made.
         """
         width, total, start = self._width, tokens.shape[1], 0
         if width is None:

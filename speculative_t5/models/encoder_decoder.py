@@ -138,7 +138,7 @@ class CompiledDecoder:
 
     def run(
         self,
-        output: HeadOutput,
+        kind: HeadOutput,
         vocab_size: int | None,
         tokens: mx.array,
         offsets: mx.array,
@@ -155,11 +155,11 @@ class CompiledDecoder:
         _, num_sources, _, source_width, _ = sources[0].shape
         widths = cache[0].shape[-2], num_sources, source_width
         # All that changes the graph: one offset is written as a slice, several by index.
-        shape = output, vocab_size, tokens.shape, offsets.size, widths, mask is None
+        shape = kind, vocab_size, tokens.shape, offsets.size, widths, mask is None
         function = functions.pop(shape, None)
         if function is None:
             counters.extra_work += 1
-            function = mx.compile(partial(self._pass, output, vocab_size))
+            function = mx.compile(partial(self._pass, kind, vocab_size))
             if len(functions) >= MAX_SHAPES:
                 del functions[next(iter(functions))]
         functions[shape] = function  # the last, as it was used last
@@ -167,7 +167,7 @@ class CompiledDecoder:
 
     def _pass(
         self,
-        output: HeadOutput,
+        kind: HeadOutput,
         vocab_size: int | None,
         tokens: mx.array,
         offsets: mx.array,
@@ -178,7 +178,7 @@ class CompiledDecoder:
         """Compute what `run` returns; compiled, this happens once, to trace it."""
         x = self._model.embed(tokens)
         x, cache = self.decoder(x, offsets, cache, sources, mask, self._tables)
-        return self._model.score(output, x, vocab_size, self._output), cache
+        return self._model.score(kind, x, vocab_size, self._output), cache
 
 
 class CompiledModel(nn.Module):
@@ -211,7 +211,7 @@ class CompiledModel(nn.Module):
     def score(
         self, kind: HeadOutput, x: mx.array, vocab_size: int | None, output: nn.Module | None = None
     ) -> mx.array:
-        """Return logits or the best ids, (B, L) int32; `output`: `self.output`, if kept."""
+        """Return logits or the best ids, (B, L) int32, by the model's matrix or by `output`."""
         output = self.output if output is None else output
         size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
         scores: mx.array = self.head(kind, x, self.decoder.norm, output, size)

@@ -23,7 +23,7 @@ class DecoderPasses(Protocol):
 
     def run(
         self,
-        output: HeadOutput,
+        kind: HeadOutput,
         vocab_size: int | None,
         tokens: mx.array,
         offsets: mx.array,
@@ -64,13 +64,13 @@ class T5Session:
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         return self._run("argmax", tokens, vocab_size)
 
-    def _run(self, output: HeadOutput, tokens: mx.array, vocab_size: int | None) -> mx.array:
+    def _run(self, kind: HeadOutput, tokens: mx.array, vocab_size: int | None) -> mx.array:
         """Run the decoder over new tokens, in one pass or, if they have a width, in several."""
         cache, sources, found = self._cache, self._sources, []
         for part, count in cache.parts(tokens):
             offsets, layers = cache.hand_over(part.shape[1])
             scores, layers = self._decoder.run(
-                output,
+                kind,
                 vocab_size,
                 part,
                 offsets,

@@ -10,10 +10,10 @@ from .requests import Refused
 from .settings import Settings
 
 CLOSE_HEADERS = {"Connection": "close"}  # where a body may have no end
-GZIP = b"\x1f\x8b"  # how it begins
+GZIP = b"\x1f\x8b"  # how a body by gzip begins
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # for zlib: of gzip's format or of its own
 SMALL_BODY = 2**16  # bytes of a body that is read however many others there are
-AGAIN_SECONDS = 5  # after which to send one again
+RETRY_SECONDS = 5  # after which to send a refused one again
 PLAIN_ENCODINGS, COMPRESSED_ENCODINGS = ("", "identity"), ("gzip", "x-gzip", "deflate")
 
 
@@ -30,7 +30,7 @@ class BodyReader:
         Raises:
             Refused: If it has too many bytes, as they are sent or inflated; if it takes too long,
                 or no more of it comes for a while; if there are too many others; or if it is
-                compressed in another way than by gzip.
+                compressed in another way than by gzip or zlib, or without saying so.
         """
         body = await self._received(request)
         encoding = request.headers.get("content-encoding", "").strip().casefold()
@@ -68,7 +68,7 @@ class BodyReader:
         finally:
             self._held -= len(found)
         if too_large:
-            # The rest of a known length is read and dropped, as far as `Limits` say.
+            # The rest of a known length is read and dropped, as far as `connections.Limits` say.
             raise _too_large(settings.max_body, close=not length)
         return bytes(found)
 
@@ -79,7 +79,7 @@ class BodyReader:
                 503,
                 f"the server holds {self._settings.all_bodies:,} bytes of bodies that have not "
                 "ended, which is the most: wait and send the request again",
-                headers=CLOSE_HEADERS | {"Retry-After": str(AGAIN_SECONDS)},
+                headers=CLOSE_HEADERS | {"Retry-After": str(RETRY_SECONDS)},
             )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -35,8 +35,8 @@ def parse_fields(body: bytes, kind: str, query: str = "") -> dict[str, Any]:
     return fields | _once(_parsed_pairs(lambda: query))
 
 
-def _parsed_pairs(read: Any) -> list[tuple[str, str]]:
-    """Return the names and values of what is written as in an address."""
+def _parsed_pairs(read: Callable[[], str]) -> list[tuple[str, str]]:
+    """Return the names and values of what `read` returns, which is written as in an address."""
     try:
         return parse_qsl(
             read(), keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS

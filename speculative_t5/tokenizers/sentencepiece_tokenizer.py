@@ -94,8 +94,8 @@ class SentencePieceTokenizer:
         return clean_up(text) if self.cleans_up else text
 
     def decode_as_it_is(self, ids: Sequence[int]) -> str:
-        """Return the text of the ids with the spaces that are cleaned up."""
-        shown = ["x"]  # sentencepiece would strip all spaces from the beginning, and not one
+        """Return the text of the ids with the spaces that cleaning up would leave out."""
+        shown = ["x"]  # else sentencepiece strips all spaces from the beginning, and not just one
         for token in ids:
             if token in self._texts:
                 space = " " if token in self._special and len(shown) > 1 else ""
