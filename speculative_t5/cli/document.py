@@ -51,7 +51,7 @@ def document(
         list[str],
         typer.Argument(
             metavar="FILE...",
-            help="Text, Markdown or subtitles in UTF-8, or documents of Word; folders, for all "
+            help="Text, Markdown, subtitles or HTML in UTF-8, or documents of Word; folders, for all "
             f"files in them that end in {', '.join(DOCUMENT_SUFFIXES)}; - is standard input.",
         ),
     ],
@@ -66,8 +66,8 @@ def document(
     """Rewrite texts of any length, for example to correct or translate them.
 
     Only sentences change: blank lines, indentation, line ends, list markers and code stay as they
-    are; without --to, headings, labels and tables as well. So do sentences that the model cannot
-    read or whose outputs lost something; they are listed at the end.
+    are; without --to, headings, labels and tables as well. Sentences that the model cannot read, or
+    whose outputs lost something, stay, too, and are listed at the end.
     """
     if options.truncate:
         raise ValueError("--truncate would lose a part of the text: leave it out")

@@ -50,10 +50,10 @@ class DraftingOptions:
     lookup: bool = for_drafting(
         False,
         "After the draft model's tokens, also propose tokens copied from the prompt or the output; "
-        "with --num-draft auto, this is done where it pays.",
+        "where --num-draft auto chooses, it does so without this option, if it pays.",
         python="After the draft model's tokens, also propose tokens copied from the prompt or the "
-        "output. With num_draft 'auto', this is done where it pays; with steady, both share "
-        "num_draft tokens.",
+        "output. Where num_draft 'auto' chooses, it does so without this option, if it pays; with "
+        "steady, both share num_draft tokens.",
     )
     min_ngram: int = for_drafting(
         1, "Prompt lookup: fewest last tokens of the output that must match."
