@@ -51,8 +51,8 @@ def document(
         list[str],
         typer.Argument(
             metavar="FILE...",
-            help="Text, Markdown, subtitles or HTML in UTF-8, or documents of Word; folders, for all "
-            f"files in them that end in {', '.join(DOCUMENT_SUFFIXES)}; - is standard input.",
+            help="Text, Markdown, subtitles or HTML in UTF-8, or documents of Word; folders, for "
+            f"all files in them that end in {', '.join(DOCUMENT_SUFFIXES)}; - is standard input.",
         ),
     ],
     *,
