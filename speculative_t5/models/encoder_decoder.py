@@ -4,6 +4,7 @@ Shapes are those of `t5`.
 """
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -33,7 +34,7 @@ HEAD_SIZES = 64, 96, 128
 CompiledPass = Callable[..., tuple[mx.array, list[mx.array]]]
 
 
-class DecoderStack(nn.Module):
+class DecoderStack(nn.Module, ABC):
     """The decoder's layers of a family; its last normalization is applied by `t5.Head`."""
 
     head_size: int
@@ -51,13 +52,14 @@ class DecoderStack(nn.Module):
         """Return what passes have in common, if anything."""
         return []
 
+    @abstractmethod
     def read(self, memory: mx.array, width: int) -> list[mx.array]:
         """Return each layer's keys and values of the encoder's memory (B, S, d_model).
 
         They are (2, B, H, T, D), T being `width`, with zeros from S on.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def __call__(
         self,
         x: mx.array,
@@ -81,8 +83,8 @@ class DecoderStack(nn.Module):
         Returns:
             The last layer's output, as `x`, and the cache with the new positions.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def whole(
         self, x: mx.array, memory: mx.array, mask: mx.array | None, block: int = 1
     ) -> mx.array:
@@ -90,7 +92,6 @@ class DecoderStack(nn.Module):
 
         With a block, these are tokens and masks as in `position_bias.block_places`.
         """
-        raise NotImplementedError
 
 
 class _Functions(threading.local):
