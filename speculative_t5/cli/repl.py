@@ -152,7 +152,7 @@ class ReplSession:
         keywords = {name: settings[name] for name in GENERATION_SETTINGS if name in settings}
         options = GenerationOptions(**keywords)
         options.check_stream()
-        decoder.engine.bind(options)
+        decoder.engine.check(options)
         self.decoder, self.settings, self._keywords = decoder, settings, keywords
         self._print_settings(changes)
 

@@ -56,6 +56,6 @@ from .results import (
     total,
 )
 from .rules import Acceptance, Rule, block_acceptance, token_acceptance
-from .sampling import Groups, Sampler, argmax, best
+from .sampling import Groups, Sampler, argmax, best, check_temperature
 from .scoring import log_probabilities, pair_probabilities
 from .verify import Verifier

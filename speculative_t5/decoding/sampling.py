@@ -35,10 +35,7 @@ class Sampler:
     transform: LogitsTransform | None = None  # by the tokens so far, also in greedy decoding
 
     def __post_init__(self) -> None:
-        temperature = check_number("temperature", self.temperature)
-        if not (temperature == 0 or MIN_TEMPERATURE <= temperature < math.inf):
-            expected = f"0 or at least {MIN_TEMPERATURE:g}"
-            raise option_error("temperature", expected, self.temperature)
+        check_temperature(self.temperature)
         if not 0 < check_number("top_p", self.top_p) <= 1:
             raise option_error("top_p", "above 0 and at most 1 (1 is off)", self.top_p)
 
@@ -150,6 +147,14 @@ class Groups:
         """Put values of the groups, (B_g, ...) each, together in the order of rows, (B, ...)."""
         first, *others = parts
         return mx.concatenate([first, *others])[self._order] if others else first
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse what neither samples nor is 0, which stands for greedy decoding."""
+    value = check_number("temperature", temperature)
+    if not (value == 0 or MIN_TEMPERATURE <= value < math.inf):
+        expected = f"0 or at least {MIN_TEMPERATURE:g}"
+        raise option_error("temperature", expected, temperature)
 
 
 def padded(values: mx.array, vocab_size: int, value: float = 0.0) -> mx.array:

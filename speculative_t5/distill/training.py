@@ -13,7 +13,7 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..decoding import Sampler, argmax
+from ..decoding import argmax, check_temperature
 from ..files import replacing
 from ..models import MOST_BLOCK, EncoderDecoder, SharingDraft, plain_weight
 from ..options import OptionError, check_number, check_options, option, option_error
@@ -73,7 +73,7 @@ class DistillOptions:
             value = getattr(self, name)
             if value is not None and not 0 < check_number(name, value) < math.inf:
                 raise option_error(name, "above 0 and finite", value)
-        Sampler(self.temperature)  # which refuses other temperatures
+        check_temperature(self.temperature)
         if self.loss not in LOSSES:
             raise option_error("loss", f"one of {', '.join(LOSSES)}", self.loss)
 
