@@ -10,6 +10,7 @@ from speculative_t5.documents import (
     Document,
     RewriteOptions,
     Rewritten,
+    check_rewriting,
     rewrite,
 )
 from speculative_t5.documents.splitting import clauses, paragraphs
@@ -219,6 +220,16 @@ def test_a_similarity_is_refused() -> None:
     with pytest.raises(ValueError) as raised:
         translated("Das Haus.", min_similarity=0.5)
     check_message(str(raised.value), "min_similarity is 0.5")
+
+
+def test_a_text_needs_a_tokenizer_and_may_be_checked_before_it_is_read() -> None:
+    decoder = Scripted(str)
+    check_rewriting(decoder, RewriteOptions(min_similarity=0.5))
+    decoder.tokenizer = None
+    for refuse in (rewrite, lambda *_: check_rewriting(decoder, RewriteOptions())):
+        with pytest.raises(ValueError) as raised:
+            refuse(decoder, "Das Haus.")
+        check_message(str(raised.value), "needs a tokenizer")
 
 
 def test_clauses_stand_between_commas() -> None:

@@ -14,7 +14,14 @@ from typing import Annotated
 import typer
 from tqdm import tqdm
 
-from ..documents import DOCUMENT_SUFFIXES, Document, Piece, RewriteOptions, Rewritten
+from ..documents import (
+    DOCUMENT_SUFFIXES,
+    Document,
+    Piece,
+    RewriteOptions,
+    Rewritten,
+    check_rewriting,
+)
 from ..exchange import copy_file, replace_unchanged
 from ..files import (
     clear_temporaries,
@@ -97,7 +104,7 @@ def _check_options(
     decoder: SpeculativeDecoder, wanted: RewriteOptions, batch_size: int | None
 ) -> None:
     """Refuse options that do not fit the models, before any text is decoded."""
-    Document(decoder, "", wanted)
+    check_rewriting(decoder, wanted)
     decoder.check_batch(BatchOptions(batch_size=batch_size))
 
 

@@ -8,7 +8,15 @@ changed. Imports `generation`, `tokenizers`, `decoding`, `options` and `errors`.
 from .comparison import changes, edits, lines
 from .formats import DOCUMENT_FORMATS, DOCUMENT_SUFFIXES, PlainFile, WebPage, format_of, read_file
 from .layout import arranged
-from .rewriting import Document, Piece, RewriteOptions, Rewritten, TextOptions, rewrite
+from .rewriting import (
+    Document,
+    Piece,
+    RewriteOptions,
+    Rewritten,
+    TextOptions,
+    check_rewriting,
+    rewrite,
+)
 from .splitting import SENTENCE_LANGUAGES, Breaks
 from .text_decoder import TextDecoder
 from .translation import identifier

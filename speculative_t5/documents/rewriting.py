@@ -193,6 +193,18 @@ def rewrite(decoder: TextDecoder, text: str, options: TextOptions) -> Rewritten:
     return document.result(pieces, time.perf_counter() - began)
 
 
+def check_rewriting(decoder: TextDecoder, options: RewriteOptions) -> None:
+    """Refuse a decoder that reads no text, and options that do not go with what it does."""
+    if decoder.tokenizer is None:
+        raise ValueError("a text needs a tokenizer, and this decoder has none: give it one")
+    if decoder.languages and options.min_similarity is not None:
+        raise OptionError(
+            "{min_similarity} is {:g}, and a translation is not similar to its source: "
+            "leave one of them out",
+            options.min_similarity,
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class _Part:
     """A part of the text to rewrite."""
@@ -216,19 +228,12 @@ class Document:
         if not isinstance(text, str):
             raise ValueError(f"text must be a string, got {type(text).__name__}")
         check_utf8("the text", text)
-        if decoder.tokenizer is None:
-            raise ValueError("a text needs a tokenizer, and this decoder has none: give it one")
+        check_rewriting(decoder, options)
         self.text, self._decoder, self._breaks = text, decoder, breaks
         self._translation: Translation | None = None
         if decoder.languages:
             source, target = decoder.languages
             self._translation = Translation(source or identifier().classify(text)[0], target)
-            if options.min_similarity is not None:
-                raise OptionError(
-                    "{min_similarity} is {:g}, and a translation is not similar to its source: "
-                    "leave one of them out",
-                    options.min_similarity,
-                )
         self.options = self._with_defaults(options)
         self._parts = [*self._split()]
 
