@@ -23,8 +23,7 @@ from ..checkpoints import Download, announce_downloads
 from ..decoding import FinishReason, Origin, Stats
 from ..distributed import is_launched, join, process_group
 from ..errors import escaped, shown
-from ..generation import ORIGIN_MEANINGS, Chunk
-from ..generation.schedule_store import cache_folder
+from ..generation import ORIGIN_MEANINGS, Chunk, cache_folder
 from ..tokenizers import Source
 
 if TYPE_CHECKING:  # rich takes time to import
