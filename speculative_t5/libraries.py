@@ -1,4 +1,4 @@
-"""The libraries that are loaded ahead of MLX on Linux, T5's layers in C, and threads.
+"""The libraries that are loaded ahead of MLX on Linux, and their threads.
 
 MLX's CPU wheel for Linux links the reference BLAS, but calls the functions of libraries that were
 loaded globally before it: our own products of few rows (kernels/native/products.c), which pass
@@ -11,12 +11,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
-from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 NATIVE_SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
 NATIVE_PARTS = ("products", "layers", "OpenBLAS")
@@ -90,38 +87,4 @@ def num_threads() -> int:
 
 
 late = sys.platform.startswith("linux") and "mlx.core" in sys.modules  # too late to replace BLAS
-products, _blas = load_blas()
-
-
-@cache
-def load_layers() -> tuple[Any, str]:
-    """Load the layers, kernels/native/blocks.cpp; return "loaded", too, or None and why not."""
-    if products is None:
-        return None, _blas.get("layers", "not loaded: they need the products")
-    from importlib.metadata import version  # which would take half of the package's own import
-
-    try:
-        found: Any = import_module(".kernels._blocks", __package__)
-    except ModuleNotFoundError:
-        return None, "not built"
-    except ImportError as error:
-        return None, f"not loaded: {error}"
-    built, installed = getattr(found, "mlx_version", "an older version"), version("mlx")
-    if built != installed:  # MLX's C++ interface changes with every release
-        return None, f"built for MLX {built}, and {installed} is installed"
-    try:
-        import mlx.core as mx
-
-        products.layers.restype = ctypes.c_void_p
-        found.initialize(products.layers())
-        one = mx.ones((1, 1))
-        found.feed_forward(one[None], one[0], one, one, "relu", False, 1e-6)
-    except (AttributeError, TypeError, ValueError) as error:
-        # Parts of different builds; to another nanobind, MLX's arrays are of no known type.
-        return None, f"not loaded: {error}"
-    return found, "loaded"
-
-
-def parts() -> dict[str, str]:
-    """Return for each part what was loaded, or why it was not; there are none off Linux."""
-    return _blas | {"layers": load_layers()[1]} if _blas else {}
+products, blas_parts = load_blas()

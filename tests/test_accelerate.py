@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from speculative_t5 import device, libraries
-from speculative_t5.kernels import accelerate, layers
+from speculative_t5.kernels import accelerate, extension, layers
 from speculative_t5.models.config import Quantization, T5Config
 from speculative_t5.models.quantization import quantize
 from speculative_t5.models.t5 import T5, DecoderLayer
@@ -250,15 +250,15 @@ def test_half_precision_and_quantized_models_run_without_the_layers() -> None:
 
 @needs_layers
 def test_layers_of_another_build_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = libraries.load_layers.__wrapped__
+    load = extension.load_layers.__wrapped__
     assert load()[0] is not None
     for name, value, reason in (
         ("mlx_version", "0.1.2", "built for MLX 0.1.2, and "),
         ("initialize", Mock(side_effect=ValueError("old")), "not loaded: old"),
         ("feed_forward", lambda: None, "not loaded: "),  # as nanobind refuses arguments
     ):
-        extension = SimpleNamespace(**vars(layers.library) | {name: value})
-        monkeypatch.setattr(libraries, "import_module", lambda *_, found=extension: found)
+        other = SimpleNamespace(**vars(layers.library) | {name: value})
+        monkeypatch.setattr(extension, "import_module", lambda *_, found=other: found)
         library, why = load()
         assert library is None and why.startswith(reason)
     monkeypatch.setattr(libraries, "products", SimpleNamespace())  # without layers: too old

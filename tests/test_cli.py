@@ -8,8 +8,9 @@ import sys
 from importlib import import_module, metadata
 from pathlib import Path
 
-from speculative_t5 import __version__, libraries
+from speculative_t5 import __version__
 from speculative_t5.cli.main import COMMANDS
+from speculative_t5.kernels import native_parts
 
 import pytest
 from commands import Call, in_a_shell, on_a_terminal
@@ -58,7 +59,7 @@ def test_a_terminal_shows_drafts_in_colour(call: Call, here: Path) -> None:
 def test_the_version_names_the_parts(call: Call) -> None:
     versions, *parts = call("--version").out.splitlines()
     assert versions == f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}"
-    assert parts == [f"{part}: {state}" for part, state in libraries.parts().items()]
+    assert parts == [f"{part}: {state}" for part, state in native_parts().items()]
 
 
 def test_plain_decoding_and_lookups_give_the_same_tokens(call: Call) -> None:

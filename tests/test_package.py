@@ -189,8 +189,8 @@ print(decoder.generate("correct: He go home.").text, called.exists())
 def test_mlx_calls_the_blas_that_was_loaded() -> None:
     code = """
 import ctypes
-from speculative_t5 import libraries
-print(libraries.parts()["OpenBLAS"])
+from speculative_t5.kernels import native_parts
+print(native_parts()["OpenBLAS"])
 function = ctypes.CDLL(None).cblas_sgemm  # the one that MLX finds first
 address = ctypes.cast(function, ctypes.c_void_p).value
 for line in open("/proc/self/maps"):
@@ -210,9 +210,9 @@ def test_switches_leave_mlx_as_it_is() -> None:
     code = """
 import os
 from speculative_t5 import libraries
-from speculative_t5.kernels import layers
+from speculative_t5.kernels import layers, native_parts
 maps = open("/proc/self/maps").read()
-print(libraries.products, layers.library, *sorted(libraries.parts()), "scipy_openblas32" in maps,
+print(libraries.products, layers.library, *sorted(native_parts()), "scipy_openblas32" in maps,
       os.environ["MLX_ENABLE_TF32"])
 """
     found = python(code, **{libraries.NATIVE_SWITCH: "0", "MLX_ENABLE_TF32": "1"})

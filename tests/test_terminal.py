@@ -119,7 +119,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(device, "on_cpu", lambda: True)
-    monkeypatch.setattr(libraries, "parts", lambda: parts)
+    monkeypatch.setattr(terminal, "native_parts", lambda: parts)
     return parts
 
 
@@ -130,7 +130,7 @@ def test_every_missing_part_gives_a_tip_with_its_reason(
     lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for parts in (LOADED, LOADED | {"layers": "not loaded"}, lacking):
-        monkeypatch.setattr(libraries, "parts", lambda parts=parts: parts)
+        monkeypatch.setattr(terminal, "native_parts", lambda parts=parts: parts)
         missing = [f"{part} ({why})" for part, why in parts.items() if "not" in why]
         for tip, found in zip(terminal.tips(), missing, strict=True):
             assert found in tip

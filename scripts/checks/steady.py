@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from speculative_t5 import SpeculativeDecoder, libraries, load
+from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints import DTYPES
 from speculative_t5.cli.terminal import columns
-from speculative_t5.kernels import accelerate
+from speculative_t5.kernels import accelerate, native_parts
 from speculative_t5.models import T5, T5Config
 
 import mlx.core as mx
@@ -128,9 +128,7 @@ def compare(
 def report(rows: Sequence[tuple[Any, ...]], count: int) -> None:
     """Print a table of how many of `count` outputs differ; exit with 1 if a steady one does."""
     print(f"outputs of {count} that differ from those without a draft; MLX's parts here:", end=" ")
-    print(
-        "; ".join(f"{part} {state}" for part, state in libraries.parts().items()) or "none of ours"
-    )
+    print("; ".join(f"{part} {state}" for part, state in native_parts().items()) or "none of ours")
     cells = [(*map(str, row[:-1]), *map(str, row[-1])) for row in rows]
     print("\n".join(columns([tuple(HEADER), *cells], right=range(2, len(HEADER)))))
     if any(any(row[-1][: len(WAYS)]) for row in rows):

@@ -11,11 +11,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from .. import libraries
 from .._version import __version__
 from ..distributed import process_group
 from ..errors import check_utf8, decoded
 from ..generation import BatchOptions, Generation, GenerationOptions, as_record
+from ..kernels import native_parts
 from . import terminal
 from .examples import SENTENCES_TO_CORRECT
 from .options import (
@@ -36,7 +36,7 @@ DEFAULT_PROMPT = SENTENCES_TO_CORRECT[0].removeprefix("correct: ")
 def _print_version(asked: bool) -> None:
     if asked:
         print(f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}")
-        for part, state in libraries.parts().items():
+        for part, state in native_parts().items():
             print(f"{part}: {state}")
         raise typer.Exit
 

@@ -24,6 +24,7 @@ from ..decoding import FinishReason, Origin, Stats
 from ..distributed import is_launched, join, process_group
 from ..errors import escaped, shown
 from ..generation import ORIGIN_MEANINGS, Chunk, cache_folder
+from ..kernels import native_parts
 from ..tokenizers import Source
 
 if TYPE_CHECKING:  # rich takes time to import
@@ -192,7 +193,7 @@ def tips() -> list[str]:
         return []
     return [
         f"decoding takes longer on this CPU without {part} ({why}): see docs/installing.md"
-        for part, why in libraries.parts().items()
+        for part, why in native_parts().items()
         if not why.startswith("loaded")
     ]
 

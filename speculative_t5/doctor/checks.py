@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from .. import device, libraries
+from .. import device
 from ..checkpoints import ModelFolder, default_type_of, open_checkpoint
 from ..decoding import LanguageModel
 from ..generation import SpeculativeDecoder
+from ..kernels import native_parts
 from ..models import T5
 
 Status = Literal["ok", "failed", "skipped"]
@@ -145,7 +146,7 @@ def promises_equal_rows(model: LanguageModel) -> bool:
     """Whether a pass over several tokens gives the bits of passes over one (docs/exactness.md)."""
     return (
         device.on_cpu()
-        and libraries.parts().get("layers") == "loaded"
+        and native_parts().get("layers") == "loaded"
         and isinstance(model, T5)
         and model.dtype == mx.float32
         and model.config.quantization is None

@@ -12,6 +12,7 @@ from .. import device as machine
 from .. import libraries
 from .._version import __version__
 from ..checkpoints import dtype_name
+from ..kernels import native_parts
 from .checks import Finding, Subject
 
 # Of `mx.device_info`; others identify this one machine.
@@ -31,7 +32,7 @@ SLOW_BFLOAT16 = ("M1", "M2")  # as users report (mlx-examples#186)
 
 def versions(subject: Subject) -> Finding:
     """Report versions, the system and the processor."""
-    mlx, parts = version("mlx"), libraries.parts()
+    mlx, parts = version("mlx"), native_parts()
     details: dict[str, Any] = {
         "speculative_t5": __version__,
         "mlx": mlx,

@@ -18,6 +18,7 @@ from .. import libraries
 from .._version import __version__
 from ..decoding import LENGTHS, AdaptiveSchedule
 from ..files import write_whole
+from ..kernels import native_parts
 
 
 class ScheduleFile:
@@ -59,7 +60,7 @@ def stored(*settings: object, shares: Sequence[float] = (1.0,)) -> AdaptiveSched
     device = mx.default_device()
     names = [mx.device_info(each).get("device_name") for each in (mx.cpu, device)]
     hardware = (platform.machine(), *names, device, libraries.num_threads())
-    code = (__version__, version("mlx"), libraries.parts())
+    code = (__version__, version("mlx"), native_parts())
     digest = hashlib.sha256(repr((code, hardware, settings, shares)).encode()).hexdigest()
     folder = cache_folder()
     with contextlib.suppress(OSError):  # then nothing is kept

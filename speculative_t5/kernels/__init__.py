@@ -10,6 +10,7 @@ from .. import device
 from ..libraries import NATIVE_SWITCH
 from ..models import EncoderDecoder, SharingDraft
 from . import layers
+from .extension import native_parts as native_parts
 
 
 def accelerate(model: EncoderDecoder | SharingDraft) -> None:

@@ -9,8 +9,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import device
-from ..libraries import load_layers
 from ..models import HeadOutput, t5
+from .extension import load_layers
 
 library, _ = load_layers()  # native/blocks.cpp
 
