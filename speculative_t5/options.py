@@ -179,16 +179,17 @@ def takes(
 ) -> Callable[[Callable[[S, A, Options], R]], Callable[Concatenate[S, A, P], R]]:
     """Let a method of one argument and options take the options' fields as keywords instead.
 
-    Others are refused with the place or the name that they have here; `other_names` are those of
-    other programs, with ours. Type checkers, editors and `help` know the options that there are.
+    Other keywords are refused, with the name or the place that they have here; `other_names` are
+    those of other programs, with ours. Type checkers, editors and `help` know the options that
+    there are.
     """
 
     def decorate(method: Callable[[S, A, Options], R]) -> Callable[Concatenate[S, A, P], R]:
-        own, fields = inspect.signature(method), inspect.signature(options).parameters
+        own, taken = inspect.signature(method), inspect.signature(options).parameters
         first_two = [*own.parameters.values()][:2]
-        signature = own.replace(parameters=[*first_two, *fields.values()])
+        signature = own.replace(parameters=[*first_two, *taken.values()])
         title = method.__qualname__
-        for name in fields:
+        for name in taken:
             _takers.setdefault(name, []).append(title)
 
         @wraps(method)

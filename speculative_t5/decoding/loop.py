@@ -329,8 +329,8 @@ class Batch:
             else:
                 self._next_tokens = None
                 # Each row by its own limit: its draft is the same whatever its neighbours are.
-                found = max(draft.lengths)
-                kept = found if found == num_draft else plan.schedule.kept(found)
+                longest = max(draft.lengths)
+                kept = longest if longest == num_draft else plan.schedule.kept(longest)
                 draft = draft.limited([min(limit, kept) for limit in limits])
                 verdicts = self._verified(session, contexts, draft)
         lap = self.watch.end(begins_next=self._next_tokens is not None)

@@ -95,7 +95,7 @@ class ModelDrafter:
     ) -> tuple[mx.array, mx.array | None]:
         """Return a continuation, (B, K) int32, and q, (B, K, V) float32; None if all is greedy."""
         step = partial(session.step, vocab_size=self._width)
-        block, of_block = self._model.info.block, self._catch_up(session, contexts, step)
+        block, block_logits = self._model.info.block, self._catch_up(session, contexts, step)
         tokens, probs = mx.zeros((len(contexts), 0), dtype=mx.int32), []
         for position in range(num_draft):
             place = position % block
@@ -104,8 +104,8 @@ class ModelDrafter:
                 last = tokens[:, -block:]
                 if groups.transforms:
                     last = mx.minimum(last, self._model.info.vocab_size - 1)
-                of_block = self._continue(session, last, step)
-            logits = of_block[:, place : place + 1]
+                block_logits = self._continue(session, last, step)
+            logits = block_logits[:, place : place + 1]
             if groups.transforms:
                 logits = self._transformed(logits, contexts, tokens, groups)
             own = logits[:, 0]

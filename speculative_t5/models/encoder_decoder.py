@@ -1,6 +1,6 @@
 """What the models of all families share: compiled passes of the decoder, and sessions' beginnings.
 
-Shapes are those of `t5`.
+Shapes have the letters that they have in `t5`.
 """
 
 import threading
@@ -106,7 +106,7 @@ class _Functions(threading.local):
 
 
 class CompiledDecoder:
-    """A model's decoder, compiled with its weights as constants: inputs are checked in each pass.
+    """A model's decoder, compiled with weights as constants, as inputs are checked in each pass.
 
     Each shape has a function of its own, so that its trace, a third of a megabyte for a small
     model, is freed with it.

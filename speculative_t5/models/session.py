@@ -1,4 +1,4 @@
-"""`T5Session`: a batch of prompts being decoded by a T5, or by a draft that shares its encoder."""
+"""`T5Session`: a batch of prompts being decoded by a T5 or T5Gemma, or by a sharing draft."""
 
 from __future__ import annotations
 
