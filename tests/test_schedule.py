@@ -258,6 +258,15 @@ def test_the_usual_length_is_compared_with_others_and_not_with_itself() -> None:
     assert len({*looks}) > 2
 
 
+def test_what_is_looked_at_does_not_depend_on_how_long_compiling_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = next(each for each in CASES if each.name == "two cores")
+    quick = Simulation(case, seed=0).run(100).chosen
+    monkeypatch.setattr("simulated_devices.COMPILED", 20.0)
+    assert Simulation(case, seed=0).run(100).chosen == quick
+
+
 def test_a_hopeless_draft_is_tried_so_rarely_that_it_costs_little() -> None:
     lengths = np.array(taught(AdaptiveSchedule(), 0, 4000))
     assert 4 < np.count_nonzero(lengths[1000:]) < 100, "but it is"

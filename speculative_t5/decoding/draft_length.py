@@ -18,23 +18,19 @@ from .outcomes import LENGTHS, PLAIN_KIND, ROUNDS_AROUND, CostCurve, Outcome, Po
 SHARES = 1.0, 0.25, 0.0
 
 # A look is a round with another length than the usual one, to learn what that costs. Losses are in
-# passes over one token. What the numbers
-# do is told by simulated_devices.py in scripts/benchmarks.
-BUDGET_RATE = 0.01  # share of the time that looks may lose
+# passes over one token. Where a comment says what another value does, it was measured by
+# simulated_devices.py in scripts/benchmarks.
+BUDGET_RATE = 0.005  # share of the time that looks may lose
 FIRST_BUDGET = 6.0  # what they may lose besides, for a beginning
 LEAST_LOSS = 0.1  # looks that would lose less are taken to lose this much
 MOST_CHARGED = 4.0  # times its usual cost, for a look that took longer, perhaps by chance
 OPTIMISTIC_BY = 1.5  # standard deviations by which another length may be better than is known
 LEAST_GAIN = 0.02  # gain that another length must promise to be looked at or chosen, as a logarithm
-RATE_DOUBT = 0.3  # how far what a share gains may be off before it has drafted, as a logarithm
-# Passes with a lookup's tokens vary in length, and to compile each costs time: so many rounds of a
-# process are the first share's, unless another one is known to gain so much, as a logarithm.
-OTHERS_FROM = 100
-OTHERS_SOONER = 0.15
-HARDLY_SEEN = 0.5  # rounds that asked a share, lately: fewer, and it is looked at in any case
+RATE_DOUBT = 0.5  # how far what a share gains may be off before it has drafted, as a logarithm
+HARDLY_SEEN = 0.2  # rounds that asked a share, lately: fewer, and it is looked at in any case
 FIRST_PROBE = 4  # tokens, then
 FIRST_LONGEST = 7  # longest draft at first; later, twice the longest one that was found
-FIRST_ROUNDS = 3  # before the first look
+FIRST_ROUNDS = 6  # before the first look
 PLANNED_EVERY, MOST_PLANNED = 8, 48  # a plan has one round more for each 8 seen, 48 at most
 NEWLY_CHOSEN = 3  # rounds after which a new choice is thought over
 SAVED_FIRST = 64  # rounds before what was learned is kept first, and then as they double
@@ -138,6 +134,7 @@ class AdaptiveSchedule(Schedule):
         self._plans: defaultdict[int, deque[PlannedRound]] = defaultdict(deque)
         self._seen: list[tuple[Outcome, bool]] = []  # since the last plan; whether it was a look
         self._rounds, self._save, self._save_at = 0, save, SAVED_FIRST
+        self._lengths_passed: set[int] = set()  # tokens of passes, in this process
         self._learning = threading.Lock()
 
     def next(self, remaining: int, rows: int = 1) -> int:
@@ -163,6 +160,7 @@ class AdaptiveSchedule(Schedule):
                 plan.appendleft(planned)  # once more, as its time says nothing
             if looks:
                 self._charge(outcome)
+            self._lengths_passed.add(outcome.length)
             self._seen.append((outcome, looks))
             if not plan:
                 self._learn()
@@ -172,7 +170,9 @@ class AdaptiveSchedule(Schedule):
         size = _size(look.rows)
         costs, (_, gain) = self._costs[size], self._usual[size]
         usual = 1.0 if look.kind is None else math.exp(costs.mean[look.kind])
-        spent = min(costs.in_passes(look.seconds), MOST_CHARGED * usual)
+        # A length that is new may have been compiled: that is paid once, whatever is chosen.
+        most = MOST_CHARGED if look.length in self._lengths_passed else 1.0
+        spent = min(costs.in_passes(look.seconds), most * usual)
         self._budget -= spent - (1 + fmean(look.num_accepted or [0])) / math.exp(gain)
 
     def _learn(self) -> None:
@@ -230,11 +230,10 @@ class AdaptiveSchedule(Schedule):
         return best
 
     def _preferred(self, size: int, gains: np.ndarray) -> np.ndarray:
-        """Return the gains to choose by, -inf for what may not be chosen."""
+        """Return the gains to choose by, -inf for what may not be chosen: what is hardly known."""
         known = [True, True, *(each.recent >= HARDLY_SEEN for each in self._rates[1:])]
         may = self._near(size) & np.array(known)[self._drafted_by + 1]
-        sooner = (self._drafted_by > 0) & (self._rounds < OTHERS_FROM)
-        preferred: np.ndarray = np.where(may, gains - OTHERS_SOONER * sooner, -np.inf)
+        preferred: np.ndarray = np.where(may, gains, -np.inf)
         return preferred
 
     def _near(self, size: int) -> np.ndarray:
@@ -263,8 +262,7 @@ class AdaptiveSchedule(Schedule):
                 promises[i] = np.inf
         promises[best] = 0
         losses = np.maximum(prospects.costs * (1 - np.exp(gains)), LEAST_LOSS)
-        may = self._near(size) & ((self._drafted_by <= 0) | (self._rounds >= OTHERS_FROM))
-        promises[(losses > self._budget) | ~may] = 0
+        promises[(losses > self._budget) | ~self._near(size)] = 0
         other = int(np.argmax(promises / losses))
         return other if promises[other] > 0 else None
 

@@ -25,14 +25,12 @@ LONG_COUNT_MEMORY = 0.995  # and each round that does not
 MORE_TOKENS = 0.2
 # How far the guess may be off, as standard deviations of logarithms: for all lengths together, with
 # each doubling of the tokens, and for each length besides.
-ALL_OFF, DOUBLED_OFF, EACH_OFF = 0.3, 0.3, 0.1
+ALL_OFF, DOUBLED_OFF, EACH_OFF = 0.3, 0.3, 0.05
 SHARES_ALIKE = 0.7  # correlation between the errors of two shares
-LEAST_NOISE = 0.1  # chance difference between two rounds, at least, as a logarithm
+LEAST_NOISE = 0.05  # chance difference between two rounds, at least, as a logarithm
 NOISE_LEARNED = 0.05  # part of the noise that each round replaces
-# Standard deviations, beyond which a difference counts less. At 2, drawn noisy devices reach 0.949
-# instead of 0.956, at 4 a restless one 0.985 instead of 0.988.
-SURPRISING_FROM = 2.5
-DOUBT_GROWTH = 2e-4  # part of the guess's errors that a cost becomes doubtful by, each round
+BY_CHANCE = 0.8  # part of a surprise that may be chance, as another program makes a round longer
+DOUBT_GROWTH = 1e-4  # part of the guess's errors that a cost becomes doubtful by, each round
 # Rounds before and after one, with whose median it is compared. With 3, a good draft on an M3
 # reaches 0.974 instead of 0.987, a restless device 0.981 instead of 0.988.
 ROUNDS_AROUND = 5
@@ -176,11 +174,8 @@ class CostCurve:
             self._noise += NOISE_LEARNED * (typical - self._noise)
             return
         towards = self.covariance[kind] - self.covariance[other]
-        variance = towards[kind] - towards[other] + max(self._noise, LEAST_NOISE) ** 2
-        most = SURPRISING_FROM * math.sqrt(variance)
-        if abs(surplus) > most:  # probably by chance
-            variance += (surplus / SURPRISING_FROM) ** 2
-            surplus = math.copysign(most, surplus)
+        noise = math.hypot(max(self._noise, LEAST_NOISE), BY_CHANCE * surplus)
+        variance = towards[kind] - towards[other] + noise**2
         self.mean += towards * (surplus / variance)
         self.covariance -= np.outer(towards, towards) / variance
 
