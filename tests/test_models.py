@@ -94,7 +94,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others(monkeypatch: pytest.Mon
 
     async def work(made: Made) -> None:
         for retry in (30.0, 0.0):
-            monkeypatch.setattr(models, "RETRY_SECONDS", retry)
+            monkeypatch.setattr(models, "RELOAD_SECONDS", retry)
             for _ in range(3):
                 with pytest.raises(Refused, match="small cannot be used .no weights.: choose"):
                     async with made.use("small"):

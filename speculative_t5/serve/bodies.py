@@ -13,7 +13,7 @@ CLOSE_HEADERS = {"Connection": "close"}  # where a body may have no end
 GZIP = b"\x1f\x8b"  # how a body by gzip begins
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # for zlib: of gzip's format or of its own
 SMALL_BODY = 2**16  # bytes of a body that is read however many others there are
-RETRY_SECONDS = 5  # after which to send a refused one again
+BODY_RETRY_SECONDS = 5  # after which to send a refused one again
 PLAIN_ENCODINGS, COMPRESSED_ENCODINGS = ("", "identity"), ("gzip", "x-gzip", "deflate")
 
 
@@ -79,7 +79,7 @@ class BodyReader:
                 503,
                 f"the server holds {self._settings.all_bodies:,} bytes of bodies that have not "
                 "ended, which is the most: wait and send the request again",
-                headers=CLOSE_HEADERS | {"Retry-After": str(RETRY_SECONDS)},
+                headers=CLOSE_HEADERS | {"Retry-After": str(BODY_RETRY_SECONDS)},
             )
 
 

@@ -19,7 +19,7 @@ from .workers import Workers
 
 MODELS_PATH = "/v1/models"  # where the server says what they are
 READING_SECONDS = 2.0  # to wait for a tokenizer, which a download may hold up
-RETRY_SECONDS = 30.0  # before a model that could not be loaded is tried again
+RELOAD_SECONDS = 30.0  # before a model that could not be loaded is tried again
 STAY_SECONDS = 5.0  # that a model in use is left to its users once it has been loaded
 ROOM_SECONDS = 30.0  # for the users of models to end, where another one is to take their room
 WAIT_SECONDS = 120.0  # that a request waits for its model
@@ -56,7 +56,7 @@ class Served:
         """
         now, reading = time.monotonic(), self._reading
         has_failed = reading is not None and reading.done() and reading.exception() is not None
-        if reading is None or (has_failed and now - self._began > RETRY_SECONDS):
+        if reading is None or (has_failed and now - self._began > RELOAD_SECONDS):
             self._began, self._is_slow = now, False
             self._reading = reading = asyncio.wrap_future(SHARED_THREADS.run(self.read_tokenizer))
         try:
@@ -181,7 +181,7 @@ class Models:
 
     def _check_failed(self, served: Served, asked: float) -> None:
         """Refuse a model that could not be loaded since a request came, or a short time ago."""
-        if served.failed and served.failed > asked - RETRY_SECONDS:
+        if served.failed and served.failed > asked - RELOAD_SECONDS:
             raise _unusable(served.name, served.failure)
 
     def _tell(self) -> None:
