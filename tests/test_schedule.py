@@ -103,7 +103,7 @@ def cost(costs: CostCurve, length: int) -> float:
 
 
 def test_costs_follow_the_machine_and_keep_their_ratios() -> None:
-    costs = CostCurve(1)
+    costs = CostCurve([1.0])
     kinds = (PLAIN_KIND, 1.0), (drafting(5), 2.0), (drafting(9), 2.5)
     for speed in (0.01, 0.02):
         for _ in range(40):
@@ -117,7 +117,7 @@ def test_costs_follow_the_machine_and_keep_their_ratios() -> None:
 
 
 def test_what_one_length_shows_moves_its_neighbours_and_narrows_their_doubt() -> None:
-    costs = CostCurve(2)
+    costs = CostCurve([1.0, 0.0])
     before, doubts = costs.mean.copy(), np.diag(costs.covariance).copy()
     for _ in range(10):
         costs.observe([(PLAIN_KIND, 0.01), (drafting(9), 0.015)])  # half of what the guess says
@@ -129,7 +129,7 @@ def test_what_one_length_shows_moves_its_neighbours_and_narrows_their_doubt() ->
 
 def test_a_shorter_pass_costs_no_more_than_a_longer_one() -> None:
     """Another program took the time of the rounds with the shorter one."""
-    costs = CostCurve(1)
+    costs = CostCurve([1.0])
     for _ in range(30):
         costs.observe([(PLAIN_KIND, 0.01), (drafting(9), 0.02)])
         costs.observe([(PLAIN_KIND, 0.01), (drafting(4), 0.04)])
@@ -147,7 +147,7 @@ def test_asking_for_a_draft_takes_time_even_if_none_is_found() -> None:
 
 
 def test_rounds_of_one_length_alone_say_nothing_about_it() -> None:
-    costs = CostCurve(1)
+    costs = CostCurve([1.0])
     costs.observe([(drafting(1), 0.01)] * 3 + [(drafting(5), 0.02)] + [(drafting(1), 0.01)] * 3)
     before, known = costs.mean.copy(), costs.doubts([drafting(1)], drafting(5))
     costs.observe([(drafting(5), 0.02)] * 100)
@@ -167,7 +167,7 @@ def test_a_look_is_repeated_once_if_its_time_says_nothing() -> None:
 
 
 def test_a_round_that_took_too_long_by_chance_changes_little() -> None:
-    costs = CostCurve(1)
+    costs = CostCurve([1.0])
     for _ in range(50):
         costs.observe([(PLAIN_KIND, 0.01), (drafting(5), 0.02)])
     costs.observe([(drafting(5), 2.0)])
@@ -225,7 +225,7 @@ def test_plain_decoding_is_chosen_although_it_seemed_slow_at_first() -> None:
 
 
 def test_a_look_that_takes_surprisingly_long_counts_less_and_is_followed_by_another() -> None:
-    costs = CostCurve(1)
+    costs = CostCurve([1.0])
     costs.observe([(drafting(1), 0.01)] * 8)
     doubt = costs.doubts([drafting(5)], drafting(1))
     costs.observe([(drafting(5), 1.0)] + [(drafting(1), 0.01)] * 5)
@@ -238,7 +238,7 @@ def test_a_look_that_takes_surprisingly_long_counts_less_and_is_followed_by_anot
 
 def test_a_cost_that_seemed_too_high_or_too_low_is_learned_anew() -> None:
     for first in (0.015, 0.03):
-        costs = CostCurve(1)
+        costs = CostCurve([1.0])
         for seen, looks in ((first, 3), (0.02, 20)):
             for _ in range(looks):
                 costs.observe([(drafting(1), 0.01)] * 5 + [(drafting(5), seen)])

@@ -23,12 +23,13 @@ SHARES = 1.0, 0.25, 0.0
 BUDGET_RATE = 0.005  # share of the time that looks may lose
 FIRST_BUDGET = 6.0  # what they may lose besides, for a beginning
 LEAST_LOSS = 0.1  # looks that would lose less are taken to lose this much
-MOST_CHARGED = 4.0  # times its usual cost, for a look that took longer, perhaps by chance
+MOST_EXTRA = 2.0  # charged besides its usual cost, for a look that took longer
 OPTIMISTIC_BY = 1.5  # standard deviations by which another length may be better than is known
 LEAST_GAIN = 0.02  # gain that another length must promise to be looked at or chosen, as a logarithm
-RATE_DOUBT = 0.5  # how far what a share gains may be off before it has drafted, as a logarithm
-HARDLY_SEEN = 0.2  # rounds that asked a share, lately: fewer, and it is looked at in any case
-FIRST_PROBE = 4  # tokens, then
+RATE_DOUBT = 0.8  # how far what a share gains may be off before it has drafted, as a logarithm
+# Rounds that asked a share, lately: with fewer it may not be chosen, and is looked at in any case,
+# in so many rounds with so many tokens.
+HARDLY_SEEN, PROBE_ROUNDS, PROBE_TOKENS = 0.2, 3, 4
 FIRST_LONGEST = 7  # longest draft at first; later, twice the longest one that was found
 FIRST_ROUNDS = 6  # before the first look
 PLANNED_EVERY, MOST_PLANNED = 8, 48  # a plan has one round more for each 8 seen, 48 at most
@@ -125,7 +126,7 @@ class AdaptiveSchedule(Schedule):
         known = learned or {"rates": [()] * len(shares), "costs": {}, "budget": FIRST_BUDGET}
         self._rates = [PositionRates(*each) for each in known["rates"]]
         self._costs: dict[int, CostCurve] = {  # by the size of the batch
-            int(size): CostCurve(len(shares), each) for size, each in known["costs"].items()
+            int(size): CostCurve(shares, each) for size, each in known["costs"].items()
         }
         self._budget: float = known["budget"]  # what looks may lose
         self._usual: dict[int, tuple[int, float]] = {}  # an index of the choices, and its gain
@@ -171,8 +172,8 @@ class AdaptiveSchedule(Schedule):
         costs, (_, gain) = self._costs[size], self._usual[size]
         usual = 1.0 if look.kind is None else math.exp(costs.mean[look.kind])
         # A length that is new may have been compiled: that is paid once, whatever is chosen.
-        most = MOST_CHARGED if look.length in self._lengths_passed else 1.0
-        spent = min(costs.in_passes(look.seconds), most * usual)
+        extra = MOST_EXTRA if look.length in self._lengths_passed else 0.0
+        spent = min(costs.in_passes(look.seconds), usual + extra)
         self._budget -= spent - (1 + fmean(look.num_accepted or [0])) / math.exp(gain)
 
     def _learn(self) -> None:
@@ -193,7 +194,7 @@ class AdaptiveSchedule(Schedule):
             self._save(self._learned())
 
     def _curve(self, size: int) -> CostCurve:
-        return self._costs.setdefault(size, CostCurve(len(self.shares)))
+        return self._costs.setdefault(size, CostCurve(self.shares))
 
     def _prospects(self, size: int) -> Prospects:
         gains, costs = [np.zeros(1)], [np.ones(1)]
@@ -220,7 +221,9 @@ class AdaptiveSchedule(Schedule):
             return [usual] * count
         after = min(count // 2, ROUNDS_AROUND)  # it is compared with these and those before it
         look = self._choices[other]._replace(looks=True)
-        return [*[usual] * (count - 1 - after), look, *[usual] * after]
+        unknown = look.num_draft and self._rates[look.share].recent < HARDLY_SEEN
+        looks = [look] * (PROBE_ROUNDS if unknown else 1)
+        return [*[usual] * (count - 1 - after), *looks, *[usual] * after]
 
     def _best(self, gains: np.ndarray, before: int | None) -> int:
         """Return the best choice, or the one before if that is nearly as good."""
@@ -258,7 +261,7 @@ class AdaptiveSchedule(Schedule):
         if not curve.has_plain:
             promises[0] = np.inf  # plain decoding is what others must not be slower than
         for i, choice in enumerate(self._choices):
-            if choice.num_draft == FIRST_PROBE and self._rates[choice.share].recent < HARDLY_SEEN:
+            if choice.num_draft == PROBE_TOKENS and self._rates[choice.share].recent < HARDLY_SEEN:
                 promises[i] = np.inf
         promises[best] = 0
         losses = np.maximum(prospects.costs * (1 - np.exp(gains)), LEAST_LOSS)

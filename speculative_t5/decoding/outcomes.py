@@ -20,9 +20,9 @@ BORROWED_TOKENS = 4.0  # that a position borrows from the one before it
 COUNT_MEMORY = 0.98  # factor by which a position's counts decay each round that reaches it
 LONG_COUNT_MEMORY = 0.995  # and each round that does not
 
-# Costs. A guess: each drafted token costs so many passes over one token. On two cores that is a
-# step of the shipped draft and a further token in the target's pass.
-MORE_TOKENS = 0.2
+# Costs. A guess, in passes over one token: a further token in the target's pass, and a step of a
+# draft model, as the shipped pair has them on two cores.
+TOKEN_COST, STEP_COST = 0.1, 0.1
 # How far the guess may be off, as standard deviations of logarithms: for all lengths together, with
 # each doubling of the tokens, and for each length besides.
 ALL_OFF, DOUBLED_OFF, EACH_OFF = 0.3, 0.3, 0.05
@@ -124,14 +124,14 @@ class CostCurve:
     the difference moves the curve by the rules for Gaussian variables (a Kalman filter).
     """
 
-    def __init__(self, shares: int, learned: Any = None) -> None:
+    def __init__(self, shares: Sequence[float], learned: Any = None) -> None:
         octaves = np.log2(1 + np.array(LENGTHS))
         errors = ALL_OFF**2 + DOUBLED_OFF**2 * np.minimum.outer(octaves, octaves)
         errors += EACH_OFF**2 * np.eye(len(LENGTHS))
-        alike = SHARES_ALIKE + (1 - SHARES_ALIKE) * np.eye(shares)
+        alike = SHARES_ALIKE + (1 - SHARES_ALIKE) * np.eye(len(shares))
         self._guess = np.pad(np.kron(alike, errors), (1, 0))  # plain decoding is what 1 means
-        guesses = np.log(1 + MORE_TOKENS * np.array(LENGTHS))
-        self.mean = np.concatenate([[0.0], *[guesses] * shares])
+        per_token = [TOKEN_COST + STEP_COST * share for share in shares]
+        self.mean = np.append(0.0, np.log(1 + np.outer(per_token, LENGTHS)))
         self.covariance = self._guess.copy()
         self.has_plain = False  # whether plain decoding was seen
         self.longest = 0  # of LENGTHS that were found
