@@ -177,6 +177,23 @@ def test_a_tasks_options_come_over_those_for_all_prompts(tmp_path: Path) -> None
             read_task(folder, task)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("umt5", {"max_tokens": 19}),
+        ("t5gemma", {"max_tokens": 19}),
+        ("t5gemma2", {"max_tokens": 19}),
+        ("gpt2", {}),
+    ],
+)
+def test_lengths_hold_unless_they_include_the_prompt(
+    tmp_path: Path, kind: str, options: dict[str, int]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    (tmp_path / "generation_config.json").write_text('{"max_length": 20}')
+    assert read_task(tmp_path).options == options
+
+
 @pytest.mark.cpu
 def test_a_command_takes_a_tasks_options_and_says_so(
     place: Path, tmp_path: Path, call: Call

@@ -148,6 +148,12 @@ def test_bad_options_of_a_decoder_are_refused(options: dict[str, Any], found: st
         SpeculativeDecoder(tiny_model(), **options)
 
 
+def test_a_name_in_place_of_the_target_is_refused() -> None:
+    found = "got 'correct-base': give from_pretrained its name"
+    with refused(re.escape(found), found):
+        SpeculativeDecoder("correct-base")  # type: ignore[arg-type]
+
+
 BEAMS = {"num_beams": 2}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "the prompt is empty"),

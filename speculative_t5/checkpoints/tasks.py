@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import printable, shown
+from ..models import is_decoder_only
 from .loading import locate
 
 TASK_PARAMS = "task_specific_params"  # of a config.json
@@ -90,7 +91,7 @@ def read_task(name_or_path: str | Path, task: str = DEFAULT_TASK) -> TaskSetting
             )
         raw = raw | tasks[task]
     prefix = raw.get("prefix")
-    if not str(config.get("model_type")).endswith("t5"):  # lengths would include the prompt
+    if is_decoder_only(config):  # lengths would include the prompt
         raw = {key: value for key, value in raw.items() if key not in ("max_length", "min_length")}
     same = {name for name in (*OTHER_IDS, START_ID) if raw.get(name) in (None, config.get(name))}
     raw = {name: value for name, value in raw.items() if name not in same}

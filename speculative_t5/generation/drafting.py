@@ -52,6 +52,10 @@ def pair_up(
     options: DraftingOptions,
 ) -> tuple[LanguageModel | None, DraftingOptions]:
     """Return the draft model, if any, and the options that it implies; refuse a wrong one."""
+    if not hasattr(model, "start"):
+        raise ValueError(
+            f"model must be a loaded model, got {model!r}: give from_pretrained its name or folder"
+        )
     is_shared = isinstance(model, T5) and model.num_processes > 1
     if is_shared:  # "auto" goes by measured times, and all processes must draft alike
         options = replace(options, num_draft=options.fixed)

@@ -12,6 +12,7 @@ from .config import (
     T5GEMMA_TYPES,
     Quantization,
     T5Config,
+    is_decoder_only,
     is_t5gemma,
     read_size,
 )
