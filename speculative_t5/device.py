@@ -29,6 +29,8 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import mlx.core as mx  # noqa: E402  (the libraries have to be loaded before)
 
+MLX_VERSION: str = mx.__version__  # type: ignore[attr-defined]  # its stubs leave it out
+
 if (chosen := os.environ.get(DEVICE_VARIABLE, "").lower()) == "cpu":
     mx.set_default_device(mx.cpu)
 elif chosen not in ("", "gpu"):

@@ -6,13 +6,12 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .. import decoding
+from .. import decoding, device
 from .._version import __version__
 from ..checkpoints import as_dtype, default_type_of, dtype_name, load, locate, named_draft
 from ..decoding import Indexed, LanguageModel
@@ -370,7 +369,7 @@ def process_facts(
     **options: object,
 ) -> dict[str, str]:
     """Return the facts that must be the same in all processes, see `ProcessGroup.compare`."""
-    facts = {"the version of speculative_t5": __version__, "the version of MLX": version("mlx")}
+    facts = {"the version of speculative_t5": __version__, "the version of MLX": device.MLX_VERSION}
     target = locate(model, adapter)
     facts["the type to compute in"] = dtype_name(as_dtype(dtype) or default_type_of(target).dtype)
     facts["the target"] = f"weights {target.digest()}"

@@ -8,7 +8,6 @@ import os
 import platform
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import mlx.core as mx
 from .. import libraries
 from .._version import __version__
 from ..decoding import LENGTHS, AdaptiveSchedule
+from ..device import MLX_VERSION
 from ..files import write_whole
 from ..kernels import native_parts
 
@@ -60,7 +60,7 @@ def stored(*settings: object, shares: Sequence[float] = (1.0,)) -> AdaptiveSched
     device = mx.default_device()
     names = [mx.device_info(each).get("device_name") for each in (mx.cpu, device)]
     hardware = (platform.machine(), *names, device, libraries.num_threads())
-    code = (__version__, version("mlx"), native_parts())
+    code = (__version__, MLX_VERSION, native_parts())
     digest = hashlib.sha256(repr((code, hardware, settings, shares)).encode()).hexdigest()
     folder = cache_folder()
     with contextlib.suppress(OSError):  # then nothing is kept

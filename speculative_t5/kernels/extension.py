@@ -5,7 +5,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from .. import libraries
+import mlx.core as mx
+
+from .. import device, libraries
 
 
 @cache
@@ -13,20 +15,16 @@ def load_layers() -> tuple[Any, str]:
     """Load the layers; return "loaded", too, or None and why not."""
     if libraries.products is None:
         return None, libraries.blas_parts.get("layers", "not loaded: they need the products")
-    from importlib.metadata import version  # which would take half of the package's own import
-
     try:
         found: Any = import_module("._blocks", __package__)
     except ModuleNotFoundError:
         return None, "not built"
     except ImportError as error:
         return None, f"not loaded: {error}"
-    built, installed = getattr(found, "mlx_version", "an older version"), version("mlx")
+    built, installed = getattr(found, "mlx_version", "an older version"), device.MLX_VERSION
     if built != installed:  # MLX's C++ interface changes with every release
         return None, f"built for MLX {built}, and {installed} is installed"
     try:
-        import mlx.core as mx
-
         libraries.products.layers.restype = ctypes.c_void_p
         found.initialize(libraries.products.layers())
         one = mx.ones((1, 1))
