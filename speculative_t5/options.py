@@ -197,7 +197,10 @@ def takes(
             for name in keywords:
                 if name not in signature.parameters:
                     raise _unknown_keyword(title, name, signature.parameters, other_names)
-            given = signature.bind(*args, **keywords).arguments
+            try:
+                given = signature.bind(*args, **keywords).arguments
+            except TypeError as error:  # it does not say whose arguments
+                raise TypeError(f"{title}(): {error}") from None
             arguments = [given.pop(each.name) for each in first_two]
             return method(*arguments, options(**given))  # type: ignore[call-arg]
 
