@@ -92,7 +92,7 @@ def test_new_models_go_to_the_first_folder(
     user = elsewhere / "user" / "speculative_t5" / "weights"
     assert model_folder.new_folder("new") == user / "new"
     with monkeypatch.context() as homeless:
-        homeless.setattr(model_folder, "user_data_path", Mock(side_effect=RuntimeError("no home")))
+        homeless.setattr("platformdirs.user_data_path", Mock(side_effect=RuntimeError("no home")))
         assert model_folder.new_folder("new") == Path("weights/new")
         assert len(model_folder.weights_folders()) == 2
     monkeypatch.setenv(model_folder.WEIGHTS_VARIABLE, str(elsewhere / "named"))

@@ -13,8 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from platformdirs import user_data_path
-
 from ..decoding import Constraints
 from ..errors import read_json, refuse_pointer, rounded_down, rounded_up, shown
 from ..files import replacing_folder
@@ -34,7 +32,6 @@ from ..tokenizers import (
     load_tokenizer,
 )
 from .tensors import GET_MODEL_AGAIN, NewTensor, StoredTensor, read_safetensors, write_npz
-from .torch_bin import read_bin
 
 WEIGHTS_VARIABLE = "SPECULATIVE_T5_WEIGHTS"  # names the folder that comes before all others
 PACKAGE_FOLDER = Path(__file__).parent.parent
@@ -291,10 +288,7 @@ class ModelFolder:
 
     def tensors(self) -> dict[str, StoredTensor]:
         """Open all tensors of a Hugging Face checkpoint, by name; none is read yet."""
-        read = {
-            path.name: read_bin(path) if path.suffix == ".bin" else read_safetensors(path)
-            for path in self.weight_files()
-        }
+        read = {path.name: _read_tensors(path) for path in self.weight_files()}
         index = self.weights
         assert index is not None
         if index.suffix != ".json":
@@ -369,10 +363,21 @@ def name_of_folder(folder: Path) -> str:
     return f"{folder.parent.name}-{folder.name}" if of_a_run else folder.name
 
 
+def _read_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Open the tensors of a file, by name."""
+    if path.suffix != ".bin":
+        return read_safetensors(path)
+    from .torch_bin import read_bin  # with tables of what pickles may hold
+
+    return read_bin(path)
+
+
 def _users_folder() -> Path | None:
     """Return the user's own folder; None for a user without a home, as in some containers."""
+    import platformdirs  # takes as long as a room of the package
+
     try:
-        return user_data_path("speculative_t5", appauthor=False) / "weights"
+        return platformdirs.user_data_path("speculative_t5", appauthor=False) / "weights"
     except RuntimeError:
         return None
 
