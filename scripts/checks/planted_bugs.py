@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -131,19 +132,17 @@ def check(
     bugs: Sequence[Bug], repository: Path = REPOSITORY, report: Callable[[str], None] = print
 ) -> dict[str, str]:
     """Plant each bug and report whether it is seen: "seen", "skipped", or "NOT SEEN" and why."""
-    tests = list(dict.fromkeys(bug.test for bug in bugs))
+    without = cache(partial(run, repository=repository))
     width = max(len(bug.name) for bug in bugs)
 
     def verdict(bug: Bug) -> str:
-        before = without[bug.test]
+        before = without(bug.test)
         if before != "passed":
             return "skipped" if before == "skipped" else f"NOT SEEN (without the bug: {before})"
         after = run(bug.test, repository, bug)
         return "seen" if after == "failed" else f"NOT SEEN ({after})"
 
     with ThreadPoolExecutor(PROCESSES) as pool:
-        results = pool.map(lambda test: run(test, repository), tests)
-        without = dict(zip(tests, results, strict=True))
         verdicts = {}
         for bug, found in zip(bugs, pool.map(verdict, bugs), strict=True):
             report(f"{bug.name:{width}}  {bug.test}  {found}")
@@ -161,7 +160,7 @@ def main(
         bugs = [bug for bug in read_bugs(REPOSITORY, rooms or ()) if name in bug.name]
         if not bugs:
             raise ValueError(f"no bug has {name!r} in its name")
-        verdicts = check(bugs)
+        verdicts = check(bugs, report=partial(print, flush=True))
     except ValueError as error:
         sys.exit(f"error: {error}")
     found = [*verdicts.values()]
