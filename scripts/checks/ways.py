@@ -169,7 +169,7 @@ def again(made: Any, before: list[Any]) -> bool:
     """Whether an equal value was made before."""
     for other in before:
         if type(other) is type(made) and other is not made:
-            with contextlib.suppress(Exception):  # arrays have no one answer
+            with contextlib.suppress(ValueError):  # arrays have no one answer
                 if other == made:
                     return True
     return False
