@@ -33,7 +33,7 @@ def lap(watch: Stopwatch, clock: Clock, *, begun: bool = False, begins: bool = F
 
 
 def test_a_round_is_divided_where_its_draft_is_made(clock: Clock) -> None:
-    assert lap(Stopwatch(), clock) == (2, 8, True)
+    assert lap(Stopwatch(), clock) == (2, 8, 0, True)
 
 
 def test_a_round_with_more_to_do_is_not_typical(clock: Clock) -> None:
@@ -58,6 +58,21 @@ def test_a_pass_that_ran_on_in_a_long_gap_is_not_typical(
     lap(watch, clock, begins=True)
     clock.now += gap  # a tenth of the next round's time is 1
     assert lap(watch, clock, begun=True, begins=True).typical == typical
+
+
+@pytest.mark.parametrize(("between", "counted"), [(0.5, 0.5), (2.9, 2.9), (3.1, 0)])
+def test_what_the_host_does_between_rounds_counts_unless_somebody_waits(
+    between: float, counted: float, clock: Clock
+) -> None:
+    watch = Stopwatch()
+    watch.enter()
+    assert lap(watch, clock).between_seconds == 0  # nothing was before it
+    clock.now += 1  # a schedule learns
+    watch.leave()
+    clock.now += between
+    watch.enter()
+    clock.now += 1  # another thread has the device
+    assert lap(watch, clock).between_seconds == pytest.approx(counted)
 
 
 def test_pauses_do_not_count(clock: Clock) -> None:

@@ -29,6 +29,7 @@ PREFETCH_TOKENS = 512  # of prompts to encode before there are rows for them
 # Between two rounds, as a share of the second one's time. In a longer one, a pass that was begun
 # early has got ahead.
 LONGEST_PAUSE = 0.1
+LONGEST_BETWEEN = 0.3  # part of a round; where more passes between two, somebody waits
 
 Indexed = tuple[int, Sequence[int]]  # index of a prompt, and its ids
 StopReasons = Mapping[int, FinishReason]  # ids that end an output, and why it has ended then
@@ -203,6 +204,7 @@ class Lap(NamedTuple):
 
     draft_seconds: float
     verify_seconds: float
+    between_seconds: float  # from the round before it to this one, in the loop and in its caller
     typical: bool  # whether other rounds with such a pass take as long
 
 
@@ -213,6 +215,7 @@ class Stopwatch:
         self._started = time.perf_counter()  # moved later by pauses
         # When the present round began, when its draft was made, and when the last round ended.
         self._began = self._drafted = self._ended = 0.0
+        self._left = self._between = 0.0  # when the loop last left a round, and for how long
         self._begun_early = False  # whether the round's pass had begun before it
         self._extra_work = counters.extra_work  # when the last round ended
 
@@ -226,6 +229,14 @@ class Stopwatch:
         began = time.perf_counter()
         yield
         self._started += time.perf_counter() - began
+
+    def leave(self) -> None:
+        """Leave a round, whose results the caller gets."""
+        self._left = time.perf_counter()
+
+    def enter(self) -> None:
+        """Enter the next round, which may still have to wait for its turn on the device."""
+        self._between = time.perf_counter() - self._left if self._left else 0.0
 
     def begin(self, *, begun_early: bool) -> None:
         """Begin a round, whose pass may have begun in the round before."""
@@ -247,7 +258,9 @@ class Stopwatch:
         if self._begun_early:
             typical &= self._began - self._ended < LONGEST_PAUSE * (ended - self._began)
         self._ended, self._extra_work = ended, counters.extra_work
-        return Lap(self._drafted - self._began, ended - self._drafted, typical)
+        waits = self._between > LONGEST_BETWEEN * (ended - self._began)
+        between = 0.0 if waits else self._between
+        return Lap(self._drafted - self._began, ended - self._drafted, between, typical)
 
 
 class Batch:
@@ -317,6 +330,7 @@ class Batch:
         """Draft, run the target once, verify, and return what each row emits."""
         plan, rows, session = self._plan, self.rows, self._session
         assert session is not None
+        self.watch.enter()
         limits = [row.limit for row in rows]
         num_draft = plan.schedule.next(1 + max(limits), len(rows))
         with device.turn():  # a stream may have begun in another thread, or before a fork
@@ -333,7 +347,6 @@ class Batch:
                 kept = longest if longest == num_draft else plan.schedule.kept(longest)
                 draft = draft.limited([min(limit, kept) for limit in limits])
                 verdicts = self._verified(session, contexts, draft)
-        lap = self.watch.end(begins_next=self._next_tokens is not None)
         now = self.watch.seconds()
         done = [
             row.emit(tokens, num_accepted, length, num_draft, now)
@@ -341,6 +354,7 @@ class Batch:
                 rows, verdicts, draft.lengths, strict=True
             )
         ]
+        lap = self.watch.end(begins_next=self._next_tokens is not None)
         # The rows that could use the whole draft.
         whole = [i for i, limit in enumerate(limits) if limit >= num_draft]
         self.outcome = Outcome(
@@ -349,11 +363,13 @@ class Batch:
             num_accepted=[done[i].num_accepted for i in whole],
             draft_seconds=lap.draft_seconds,
             verify_seconds=lap.verify_seconds,
+            between_seconds=lap.between_seconds,
             rows=len(rows),
             length=1 + draft.tokens.shape[1],
             typical=lap.typical and not plan.timed,
         )
         plan.schedule.observe(self.outcome)
+        self.watch.leave()
         return done
 
     def _verified(

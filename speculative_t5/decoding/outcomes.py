@@ -44,15 +44,16 @@ class Outcome:
     num_drafted: Sequence[int]  # that it proposed, by row
     num_accepted: Sequence[int]  # that were accepted and emitted
     draft_seconds: float  # of the host; with `Plan.timed`, until the device has drafted
-    verify_seconds: float  # from there to the verdicts
+    verify_seconds: float  # from there to the verdicts, and until they are emitted
     rows: int = 1  # in the batch
     length: int = 1  # of the target's pass, in tokens
     typical: bool = True  # whether its time is that of other rounds with such a pass
     share: int = 0  # an index of the shares to choose from
+    between_seconds: float = 0.0  # of the host, since the round before it
 
     @property
     def seconds(self) -> float:
-        return self.draft_seconds + self.verify_seconds
+        return self.draft_seconds + self.verify_seconds + self.between_seconds
 
     @property
     def kind(self) -> int | None:
