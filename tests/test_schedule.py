@@ -84,6 +84,13 @@ def test_a_lookup_that_seldom_finds_goes_on_once_it_has_found() -> None:
     assert tokens[MAX_DRAFT] > 25, "longer drafts are expected to go on like this"
 
 
+def test_a_few_drafts_that_are_accepted_whole_do_not_promise_that_any_is() -> None:
+    rates = PositionRates()
+    rates.add([outcome(7, [7])] * 3, 3)
+    tokens = dict(zip(LENGTHS, rates.expected()[0], strict=True))
+    assert tokens[7] > 6.3 and tokens[MAX_DRAFT] < 20
+
+
 def test_what_an_unused_draft_gives_is_not_forgotten_but_doubted() -> None:
     rates = PositionRates()
     rates.add([outcome(5, [0])] * 20, 20)
@@ -109,7 +116,6 @@ def test_costs_follow_the_machine_and_keep_their_ratios() -> None:
         for _ in range(40):
             costs.observe([(kind, speed * times) for kind, times in kinds])
         assert (cost(costs, 5), cost(costs, 9)) == pytest.approx((2, 2.5), rel=0.02)
-        assert costs.in_passes(3 * speed) == pytest.approx(3, rel=0.05)
     for _ in range(60):
         costs.observe([(drafting(5), 0.08)])  # the machine is busy, and no other length is in use
     assert cost(costs, 5) == pytest.approx(2, rel=0.05)
@@ -143,7 +149,7 @@ def test_asking_for_a_draft_takes_time_even_if_none_is_found() -> None:
         seconds = 1.0 if num_draft == 0 else 1.1
         schedule.observe(Outcome(num_draft, [0], [0], 0, seconds))
     assert cost(schedule._costs[1], 0) == pytest.approx(1.1, rel=0.05)
-    assert schedule._usual[1][0] == 0
+    assert schedule._usual[1] == 0
 
 
 def test_rounds_of_one_length_alone_say_nothing_about_it() -> None:
@@ -157,13 +163,15 @@ def test_rounds_of_one_length_alone_say_nothing_about_it() -> None:
 
 
 def test_a_look_is_repeated_once_if_its_time_says_nothing() -> None:
-    schedule, lengths = AdaptiveSchedule(), list[int]()
+    schedule, looks = AdaptiveSchedule(), list[bool]()
     assert np.median(taught(schedule, 4, 60)[-9:]) == 4
     for _ in range(300):
-        lengths.append(schedule.next(1000))
-        found = outcome(lengths[-1], [min(lengths[-1], 4)])
-        schedule.observe(replace(found, typical=lengths[-1] == 4))
-    assert {len([*run]) for length, run in groupby(lengths) if length != 4} == {2}
+        num_draft = schedule.next(1000)
+        (plan,) = schedule._plans.values()
+        looks.append(plan[0].looks)
+        found = outcome(num_draft, [min(num_draft, 4)])
+        schedule.observe(replace(found, typical=not looks[-1]))
+    assert {len([*run]) for is_look, run in groupby(looks) if is_look} == {2}
 
 
 def test_a_round_that_took_too_long_by_chance_changes_little() -> None:
@@ -172,7 +180,6 @@ def test_a_round_that_took_too_long_by_chance_changes_little() -> None:
         costs.observe([(PLAIN_KIND, 0.01), (drafting(5), 0.02)])
     costs.observe([(drafting(5), 2.0)])
     assert cost(costs, 5) == pytest.approx(2, rel=0.05)
-    assert costs.in_passes(0.01) == pytest.approx(1, rel=0.05)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -252,7 +259,7 @@ def test_the_usual_length_is_compared_with_others_and_not_with_itself() -> None:
         num_draft = schedule.next(1000)
         (plan,) = schedule._plans.values()
         looks += [num_draft] if plan[0].looks else []
-        usual = LENGTHS[schedule._usual[1][0]]
+        usual = LENGTHS[schedule._usual[1]]
         assert num_draft != usual or not plan[0].looks
         schedule.observe(outcome(num_draft, [min(num_draft, 4)]))
     assert len({*looks}) > 2
@@ -505,6 +512,26 @@ def test_who_drafts_is_chosen_by_what_it_costs_and_gains(tmp_path: Path) -> None
     drafted_by(2.0, right=63, copied=40, store=store)._schedule.keep()
     assert shares(SplitSchedule(store.schedule())) == [0.0]
     assert ScheduleFile(path).schedule().next(100) == AdaptiveSchedule().next(100), "others'"
+
+
+def test_another_share_becomes_usual_only_where_it_would_be_better_even_at_worst() -> None:
+    """A lookup that was lucky three times is looked at again, but not yet relied upon."""
+
+    def usual_share(lucky: int) -> int:
+        schedule = AdaptiveSchedule(shares=SHARES)
+        for _ in range(20):
+            length = schedule.next(1000)
+            seconds = 1 + length / 20
+            found = Outcome(length, [length], [min(length, 4)], 0, seconds, 1, 1 + length)
+            schedule.observe(found)
+        lookup = len(SHARES) - 1
+        drafts = [Outcome(4, [4], [4], 0, 1.4, 1, 5, share=lookup)] * lucky
+        schedule._rates[lookup].add(drafts, lucky)
+        schedule._plan(1)
+        return int(schedule._drafted_by[schedule._usual[1]])
+
+    assert usual_share(lucky=3) == 0
+    assert usual_share(lucky=60) == len(SHARES) - 1
 
 
 def test_the_lengths_are_few() -> None:

@@ -6,7 +6,6 @@ from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,22 +17,21 @@ from .outcomes import LENGTHS, PLAIN_KIND, ROUNDS_AROUND, CostCurve, Outcome, Po
 SHARES = 1.0, 0.25, 0.0
 
 # A look is a round with another length than the usual one, to learn what that costs. Losses are in
-# passes over one token. Where a comment says what another value does, it was measured by
-# simulated_devices.py in scripts/benchmarks.
-BUDGET_RATE = 0.005  # share of the time that looks may lose
-FIRST_BUDGET = 6.0  # what they may lose besides, for a beginning
-LEAST_LOSS = 0.1  # looks that would lose less are taken to lose this much
-MOST_EXTRA = 2.0  # charged besides its usual cost, for a look that took longer
+# passes over one token.
+BUDGET_RATE = 0.0025  # share of the time that looks may lose
+FIRST_BUDGET = 3.0  # what they may lose besides, for a beginning
+READING = 1.0  # more, for a look where a draft model reads a prompt that the usual choice need not
+LEAST_LOSS = 0.15  # looks that would lose less are taken to lose this much
 OPTIMISTIC_BY = 1.5  # standard deviations by which another length may be better than is known
 LEAST_GAIN = 0.02  # gain that another length must promise to be looked at or chosen, as a logarithm
-RATE_DOUBT = 0.8  # how far what a share gains may be off before it has drafted, as a logarithm
-# Rounds that asked a share, lately: with fewer it may not be chosen, and is looked at in any case,
-# in so many rounds with so many tokens.
-HARDLY_SEEN, PROBE_ROUNDS, PROBE_TOKENS = 0.2, 3, 4
+RATE_DOUBT = 0.7  # how far what a share gains may be off before it has drafted, as a logarithm
+PROBE_TOKENS = 4  # of the looks at a share that has hardly been asked lately:
+HARDLY_SEEN = 0.2  # in fewer rounds
+PROBE_ROUNDS = 3  # looks at once, at such a share and at one that seems better than the usual
 FIRST_LONGEST = 7  # longest draft at first; later, twice the longest one that was found
 FIRST_ROUNDS = 6  # before the first look
 PLANNED_EVERY, MOST_PLANNED = 8, 48  # a plan has one round more for each 8 seen, 48 at most
-NEWLY_CHOSEN = 3  # rounds after which a new choice is thought over
+SHORT_PLAN = 3  # rounds after which a new choice, and one that seems better, are thought over
 SAVED_FIRST = 64  # rounds before what was learned is kept first, and then as they double
 
 
@@ -97,6 +95,18 @@ class Prospects(NamedTuple):
     costs: np.ndarray
 
 
+class Look(NamedTuple):
+    """What is looked at in the next rounds, and how often."""
+
+    other: int  # an index of the choices
+    rounds: int
+    loss: float  # that they are charged, as far as is known
+    seems_better: bool  # than the usual choice, if that were not in doubt
+
+
+NO_LOOK = Look(0, 0, 0.0, False)
+
+
 class AdaptiveSchedule(Schedule):
     """Chooses the draft length with the most expected tokens per second; 0 if none pays.
 
@@ -105,8 +115,9 @@ class AdaptiveSchedule(Schedule):
     best by both, unless it gains too little over the one before. Another one is looked at while it
     might be better, as far as its doubt goes, and as long as looks have cost little.
 
-    With several `shares` it chooses among the lengths of all, in the same way. Threads may share
-    one schedule.
+    With several `shares` it chooses among the lengths of all. Which share's tokens are accepted is
+    much in doubt at first, so another one than the usual becomes usual only if it would be better
+    even at worst: that is, by one standard deviation. Threads may share one schedule.
     """
 
     def __init__(
@@ -129,13 +140,12 @@ class AdaptiveSchedule(Schedule):
             int(size): CostCurve(shares, each) for size, each in known["costs"].items()
         }
         self._budget: float = known["budget"]  # what looks may lose
-        self._usual: dict[int, tuple[int, float]] = {}  # an index of the choices, and its gain
+        self._usual: dict[int, int] = {}  # an index of the choices
         # The next rounds, by the size of the batch. To choose for each round takes longer than a
         # small model's pass.
         self._plans: defaultdict[int, deque[PlannedRound]] = defaultdict(deque)
         self._seen: list[tuple[Outcome, bool]] = []  # since the last plan; whether it was a look
         self._rounds, self._save, self._save_at = 0, save, SAVED_FIRST
-        self._lengths_passed: set[int] = set()  # tokens of passes, in this process
         self._learning = threading.Lock()
 
     def next(self, remaining: int, rows: int = 1) -> int:
@@ -159,22 +169,16 @@ class AdaptiveSchedule(Schedule):
             looks = planned == (outcome.share, outcome.num_draft, True)
             if looks and not outcome.typical and not (self._seen and self._seen[-1][1]):
                 plan.appendleft(planned)  # once more, as its time says nothing
-            if looks:
-                self._charge(outcome)
-            self._lengths_passed.add(outcome.length)
+            if looks and not outcome.typical and not self._asks_model(_size(outcome.rows)):
+                self._budget -= READING  # what the usual choice would not have taken
             self._seen.append((outcome, looks))
             if not plan:
                 self._learn()
 
-    def _charge(self, look: Outcome) -> None:
-        """Charge what a look has lost; one that happens to gain is credited, so luck averages."""
-        size = _size(look.rows)
-        costs, (_, gain) = self._costs[size], self._usual[size]
-        usual = 1.0 if look.kind is None else math.exp(costs.mean[look.kind])
-        # A length that is new may have been compiled: that is paid once, whatever is chosen.
-        extra = MOST_EXTRA if look.length in self._lengths_passed else 0.0
-        spent = min(costs.in_passes(look.seconds), usual + extra)
-        self._budget -= spent - (1 + fmean(look.num_accepted or [0])) / math.exp(gain)
+    def _asks_model(self, size: int) -> bool:
+        """Return whether the usual choice does, which then has read all that was emitted."""
+        share, num_draft, _ = self._choices[self._usual[size]]
+        return self.shares[share] * num_draft > 0
 
     def _learn(self) -> None:
         """Learn from the rounds since the last plan."""
@@ -194,7 +198,9 @@ class AdaptiveSchedule(Schedule):
             self._save(self._learned())
 
     def _curve(self, size: int) -> CostCurve:
-        return self._costs.setdefault(size, CostCurve(self.shares))
+        if size not in self._costs:
+            self._costs[size] = CostCurve(self.shares)
+        return self._costs[size]
 
     def _prospects(self, size: int) -> Prospects:
         gains, costs = [np.zeros(1)], [np.ones(1)]
@@ -208,36 +214,39 @@ class AdaptiveSchedule(Schedule):
 
     def _plan(self, size: int) -> list[PlannedRound]:
         """Choose for the next rounds."""
-        prospects, before = self._prospects(size), self._usual.get(size, (None, 0.0))[0]
-        best = self._best(self._preferred(size, prospects.gains), before)
-        self._usual[size] = best, prospects.gains[best]
+        prospects, before = self._prospects(size), self._usual.get(size)
+        best = self._usual[size] = self._best(size, prospects.gains, before)
         count = 1 + min(self._rounds // PLANNED_EVERY, MOST_PLANNED - 1)
-        if best != before:
-            count = min(count, NEWLY_CHOSEN)
         self._budget += BUDGET_RATE * count * prospects.costs[best]
         self._budget = min(self._budget, FIRST_BUDGET)
-        usual, other = self._choices[best], self._look(size, prospects, best)
-        if other is None:
-            return [usual] * count
+        usual, look = self._choices[best], self._look(size, prospects, best)
+        if best != before or look.seems_better:
+            count = min(count, SHORT_PLAN)
+        self._budget -= look.loss
         after = min(count // 2, ROUNDS_AROUND)  # it is compared with these and those before it
-        look = self._choices[other]._replace(looks=True)
-        unknown = look.num_draft and self._rates[look.share].recent < HARDLY_SEEN
-        looks = [look] * (PROBE_ROUNDS if unknown else 1)
-        return [*[usual] * (count - 1 - after), *looks, *[usual] * after]
+        looks = [self._choices[look.other]._replace(looks=True)] * look.rounds
+        return [*[usual] * (count - bool(looks) - after), *looks, *[usual] * after]
 
-    def _best(self, gains: np.ndarray, before: int | None) -> int:
+    def _best(self, size: int, gains: np.ndarray, before: int | None) -> int:
         """Return the best choice, or the one before if that is nearly as good."""
-        best = int(np.argmax(gains))
-        if before is not None and gains[best] <= gains[before] + LEAST_GAIN:
+        drafted_by = 0 if before is None else int(self._drafted_by[before])
+        seen = [each.seen for each in self._rates]
+        at_worst = gains - np.sqrt(self._rate_doubts(drafted_by, seen))
+        best = int(np.argmax(np.where(self._near(size), at_worst, -np.inf)))
+        if before is not None and at_worst[best] <= gains[before] + LEAST_GAIN:
             return before
         return best
 
-    def _preferred(self, size: int, gains: np.ndarray) -> np.ndarray:
-        """Return the gains to choose by, -inf for what may not be chosen: what is hardly known."""
-        known = [True, True, *(each.recent >= HARDLY_SEEN for each in self._rates[1:])]
-        may = self._near(size) & np.array(known)[self._drafted_by + 1]
-        preferred: np.ndarray = np.where(may, gains, -np.inf)
-        return preferred
+    def _rate_doubts(self, usual: int, seen: Sequence[float]) -> np.ndarray:
+        """Return the variance of what each choice gains over those that the usual share drafts.
+
+        Of each share so many rounds were `seen`.
+        """
+        doubts = [0.0, *(RATE_DOUBT**2 / (1 + rounds) for rounds in seen)]
+        both = np.array(doubts)[self._drafted_by + 1] + doubts[usual + 1]
+        compared = (self._drafted_by != usual) & (self._drafted_by >= 0)
+        found: np.ndarray = np.where(compared, both, 0)
+        return found
 
     def _near(self, size: int) -> np.ndarray:
         """Return which choices are at most about twice as long as any that was seen.
@@ -247,27 +256,31 @@ class AdaptiveSchedule(Schedule):
         near: np.ndarray = self._lengths <= max(2 * self._curve(size).longest, FIRST_LONGEST)
         return near
 
-    def _look(self, size: int, prospects: Prospects, best: int) -> int | None:
-        """Return the choice that promises most for what a look at it may lose, if any does."""
+    def _look(self, size: int, prospects: Prospects, best: int) -> Look:
+        """Choose what promises most for what a look at it may lose, if anything does."""
         if self._rounds < FIRST_ROUNDS:
-            return None
+            return NO_LOOK
         gains, curve = prospects.gains - prospects.gains[best], self._curve(size)
         variances = curve.doubts(self._kinds, self._kinds[best])
-        # What others draft says nothing of a share that has hardly been seen.
-        doubts = [0.0, *(RATE_DOUBT**2 / (1 + each.recent) for each in self._rates)]
-        others = self._drafted_by != self._drafted_by[best]
-        variances += np.where(others, np.array(doubts)[self._drafted_by + 1], 0)
+        recent = [each.recent for each in self._rates]  # what was seen long ago may have changed
+        variances += self._rate_doubts(int(self._drafted_by[best]), recent)
         promises = gains + OPTIMISTIC_BY * np.sqrt(variances) - LEAST_GAIN
         if not curve.has_plain:
             promises[0] = np.inf  # plain decoding is what others must not be slower than
-        for i, choice in enumerate(self._choices):
-            if choice.num_draft == PROBE_TOKENS and self._rates[choice.share].recent < HARDLY_SEEN:
-                promises[i] = np.inf
+        hardly_seen = np.array([False, *(rounds < HARDLY_SEEN for rounds in recent)])
+        unknown = hardly_seen[self._drafted_by + 1]
+        promises[unknown & (self._lengths == PROBE_TOKENS)] = np.inf
         promises[best] = 0
         losses = np.maximum(prospects.costs * (1 - np.exp(gains)), LEAST_LOSS)
-        promises[(losses > self._budget) | ~self._near(size)] = 0
+        better = gains > LEAST_GAIN  # but for the doubt it would be usual; it should lose nothing
+        promises[~better & (losses > self._budget) | ~self._near(size)] = 0
         other = int(np.argmax(promises / losses))
-        return other if promises[other] > 0 else None
+        if promises[other] <= 0:
+            return NO_LOOK
+        if better[other]:
+            return Look(other, PROBE_ROUNDS, 0.0, seems_better=True)
+        rounds = PROBE_ROUNDS if unknown[other] else 1
+        return Look(other, rounds, float(rounds * losses[other]), seems_better=False)
 
     def keep(self) -> None:
         """Save what was learned for later processes, at the end of this one."""

@@ -15,10 +15,9 @@ MAX_DRAFT = LENGTHS[-1]
 # scripts/benchmarks, as parts of the speed of the best fixed length over 1,000 rounds.
 
 # Acceptance, by position:
-TYPICAL_RATE = 0.8  # guess, of a draft that is worth having
-BORROWED_TOKENS = 4.0  # that a position borrows from the one before it
-COUNT_MEMORY = 0.98  # factor by which a position's counts decay each round that reaches it
-LONG_COUNT_MEMORY = 0.995  # and each round that does not
+TYPICAL_RATE, TYPICAL_TOKENS = 0.8, 10.0  # a guess, and how many tokens it counts for
+BORROWED_TOKENS = 4.0  # that a position borrows from those after the first
+COUNT_MEMORY = 0.99  # factor by which counts decay each round
 
 # Costs. A guess, in passes over one token: a further token in the target's pass, and a step of a
 # draft model, as the shipped pair has them on two cores.
@@ -87,33 +86,41 @@ class PositionRates:
         self.counts = np.zeros((4, MAX_DRAFT + 1)) if counts is None else np.array(counts, float)
         self.recent = recent  # rounds that asked; it falls while others draft, or nobody does
 
+    @property
+    def seen(self) -> float:
+        """How many rows the rates are known from."""
+        return float(self.counts[0, 1])
+
     def add(self, outcomes: Sequence[Outcome], num_rounds: int) -> None:
         """Count those of the last rounds that asked for at least one token."""
-        self.recent = self.recent * LONG_COUNT_MEMORY**num_rounds + len(outcomes)
+        self.recent = self.recent * COUNT_MEMORY**num_rounds + len(outcomes)
+        if not outcomes:
+            return
         rows = [len(outcome.num_drafted) for outcome in outcomes]
         asked = np.repeat(np.array([outcome.num_draft for outcome in outcomes], int), rows)
         drafted = np.array([n for outcome in outcomes for n in outcome.num_drafted], int)
         accepted = np.array([n for outcome in outcomes for n in outcome.num_accepted], int)
         reached = np.minimum(accepted + 1, asked)
-        of_round = np.repeat([1 / max(n, 1) for n in rows], rows)  # a row's share in its round
-        reaching = _up_to(reached, of_round)
-        self.counts *= COUNT_MEMORY**reaching * LONG_COUNT_MEMORY ** (len(outcomes) - reaching)
+        self.counts *= COUNT_MEMORY ** len(outcomes)
         self.counts += [_up_to(ends) for ends in (asked, drafted, reached, accepted)]
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """Return what to expect for each of LENGTHS: tokens of a round, and chances of a draft.
 
-        The second has the chance that as many tokens are drafted. A position of which little is
-        known is taken to be as the one before it. A token that is not found is not accepted.
+        The second has the chance that as many tokens are drafted. A token that is not found is not
+        accepted. A position of which little is known is taken to be as all of them together, but
+        the first, which decides whether a lookup has found its place, tells nothing of others. Were
+        it taken to be as the one before it, a few drafts that are accepted whole would promise that
+        any longer one is, too.
         """
         asked, drafted, reached, accepted = self.counts
-        rate, chance, expected = TYPICAL_RATE, 1.0, [1.0]
-        for passed, tried in zip(accepted[1:].tolist(), reached[1:].tolist(), strict=True):
-            rate = (passed + BORROWED_TOKENS * rate) / (tried + BORROWED_TOKENS)
-            chance *= rate
-            expected.append(expected[-1] + chance)
+        passed, tried = accepted[1:], reached[1:]
+        first, later = _typical(passed, tried), _typical(passed[1:], tried[1:])
+        borrowed = np.append(first, np.full(MAX_DRAFT - 1, later))
+        rates = (passed + BORROWED_TOKENS * borrowed) / (tried + BORROWED_TOKENS)
+        expected = np.append(1, 1 + np.cumsum(np.cumprod(rates)))
         chances = np.minimum.accumulate((drafted + 1) / (asked + 1))
-        return np.array(expected)[LENGTHS], chances[LENGTHS]
+        return expected[LENGTHS], chances[LENGTHS]
 
 
 class CostCurve:
@@ -195,12 +202,13 @@ class CostCurve:
         doubts: np.ndarray = np.maximum(variances[kinds] + self.covariance[other, other], 0)
         return doubts
 
-    def in_passes(self, seconds: float) -> float:
-        """Return what a round now costs that takes so long."""
-        return seconds / math.exp(self._pace(self._last)[0]) if self._last else 1.0
+
+def _typical(passed: np.ndarray, tried: np.ndarray) -> float:
+    """Return the rate of all positions together, as far as it is known."""
+    return float((passed.sum() + TYPICAL_TOKENS * TYPICAL_RATE) / (tried.sum() + TYPICAL_TOKENS))
 
 
-def _up_to(ends: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Return how many of `ends`, or what weight of them, are i or more, for i = 0 to MAX_DRAFT."""
-    counts: np.ndarray = np.bincount(ends, weights, MAX_DRAFT + 1)
+def _up_to(ends: np.ndarray) -> np.ndarray:
+    """Return how many of `ends` are i or more, for i = 0 to MAX_DRAFT."""
+    counts: np.ndarray = np.bincount(ends, minlength=MAX_DRAFT + 1)
     return counts[::-1].cumsum()[::-1]
