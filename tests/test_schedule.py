@@ -17,9 +17,11 @@ from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.decoding import decode, loop
 from speculative_t5.decoding.draft_length import (
     FIRST_ROUNDS,
+    READING,
     SHARES,
     AdaptiveSchedule,
     FixedSchedule,
+    PlannedRound,
     SplitSchedule,
 )
 from speculative_t5.decoding.outcomes import (
@@ -272,6 +274,18 @@ def test_what_is_looked_at_does_not_depend_on_how_long_compiling_takes(
     quick = Simulation(case, seed=0).run(100).chosen
     monkeypatch.setattr("simulated_devices.COMPILED", 20.0)
     assert Simulation(case, seed=0).run(100).chosen == quick
+
+
+@pytest.mark.parametrize(("accepted", "charged"), [(4, 0), (0, READING)])
+def test_a_look_pays_for_reading_a_prompt_only_where_nobody_else_reads_it(
+    accepted: int, charged: float
+) -> None:
+    schedule = AdaptiveSchedule()
+    taught(schedule, accepted, 100)
+    before = schedule._budget
+    schedule._plans[1].appendleft(PlannedRound(0, 2, looks=True))
+    schedule.observe(replace(outcome(2, [min(accepted, 2)]), typical=False))
+    assert before - schedule._budget == charged
 
 
 def test_a_hopeless_draft_is_tried_so_rarely_that_it_costs_little() -> None:
