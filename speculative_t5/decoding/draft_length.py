@@ -25,9 +25,9 @@ LEAST_LOSS = 0.15  # looks that would lose less are taken to lose this much
 OPTIMISTIC_BY = 1.5  # standard deviations by which another length may be better than is known
 LEAST_GAIN = 0.02  # gain that another length must promise to be looked at or chosen, as a logarithm
 RATE_DOUBT = 0.7  # how far what a share gains may be off before it has drafted, as a logarithm
-PROBE_TOKENS = 4  # of the looks at a share that has hardly been asked lately:
-HARDLY_SEEN = 0.2  # in fewer rounds
-PROBE_ROUNDS = 3  # looks at once, at such a share and at one that seems better than the usual
+HARDLY_SEEN = 0.2  # a share that was asked in fewer rounds lately is looked at in any case
+PROBE_TOKENS = 4  # of such a look
+PROBE_ROUNDS = 3  # such looks at once, and looks at what seems better than the usual choice
 FIRST_LONGEST = 7  # longest draft at first; later, twice the longest one that was found
 FIRST_ROUNDS = 6  # before the first look
 PLANNED_EVERY, MOST_PLANNED = 8, 48  # a plan has one round more for each 8 seen, 48 at most
@@ -96,11 +96,11 @@ class Prospects(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What is looked at in the next rounds, and how often."""
+    """A choice to look at in the next rounds."""
 
     other: int  # an index of the choices
-    rounds: int
-    loss: float  # that they are charged, as far as is known
+    rounds: int  # in which it is looked at
+    loss: float  # that all of these are charged
     seems_better: bool  # than the usual choice, if that were not in doubt
 
 
@@ -167,10 +167,11 @@ class AdaptiveSchedule(Schedule):
             plan = self._plans[_size(outcome.rows)]
             planned = plan.popleft() if plan else PlannedRound(0, 0)
             looks = planned == (outcome.share, outcome.num_draft, True)
-            if looks and not outcome.typical and not (self._seen and self._seen[-1][1]):
-                plan.appendleft(planned)  # once more, as its time says nothing
-            if looks and not outcome.typical and not self._asks_model(_size(outcome.rows)):
-                self._budget -= READING  # what the usual choice would not have taken
+            if looks and not outcome.typical:
+                if not (self._seen and self._seen[-1][1]):
+                    plan.appendleft(planned)  # once more, as its time says nothing
+                if not self._asks_model(_size(outcome.rows)):
+                    self._budget -= READING  # what the usual choice would not have taken
             self._seen.append((outcome, looks))
             if not plan:
                 self._learn()
@@ -225,7 +226,8 @@ class AdaptiveSchedule(Schedule):
         self._budget -= look.loss
         after = min(count // 2, ROUNDS_AROUND)  # it is compared with these and those before it
         looks = [self._choices[look.other]._replace(looks=True)] * look.rounds
-        return [*[usual] * (count - bool(looks) - after), *looks, *[usual] * after]
+        first = count - after - min(look.rounds, 1)
+        return [*[usual] * first, *looks, *[usual] * after]
 
     def _best(self, size: int, gains: np.ndarray, before: int | None) -> int:
         """Return the best choice, or the one before if that is nearly as good."""
@@ -237,12 +239,12 @@ class AdaptiveSchedule(Schedule):
             return before
         return best
 
-    def _rate_doubts(self, usual: int, seen: Sequence[float]) -> np.ndarray:
+    def _rate_doubts(self, usual: int, num_seen: Sequence[float]) -> np.ndarray:
         """Return the variance of what each choice gains over those that the usual share drafts.
 
-        Of each share so many rounds were `seen`.
+        `num_seen` has the number of drafts by which the rates of each share are known.
         """
-        doubts = [0.0, *(RATE_DOUBT**2 / (1 + rounds) for rounds in seen)]
+        doubts = [0.0, *(RATE_DOUBT**2 / (1 + drafts) for drafts in num_seen)]
         both = np.array(doubts)[self._drafted_by + 1] + doubts[usual + 1]
         compared = (self._drafted_by != usual) & (self._drafted_by >= 0)
         found: np.ndarray = np.where(compared, both, 0)
@@ -272,7 +274,8 @@ class AdaptiveSchedule(Schedule):
         promises[unknown & (self._lengths == PROBE_TOKENS)] = np.inf
         promises[best] = 0
         losses = np.maximum(prospects.costs * (1 - np.exp(gains)), LEAST_LOSS)
-        better = gains > LEAST_GAIN  # but for the doubt it would be usual; it should lose nothing
+        # These would be usual if they were not in doubt, so a look at them should lose nothing.
+        better = gains > LEAST_GAIN
         promises[~better & (losses > self._budget) | ~self._near(size)] = 0
         other = int(np.argmax(promises / losses))
         if promises[other] <= 0:

@@ -29,7 +29,7 @@ PREFETCH_TOKENS = 512  # of prompts to encode before there are rows for them
 # Between two rounds, as a share of the second one's time. In a longer one, a pass that was begun
 # early has got ahead.
 LONGEST_PAUSE = 0.1
-LONGEST_BETWEEN = 0.3  # part of a round; where more passes between two, somebody waits
+LONGEST_BETWEEN = 0.3  # part of a round; if more time passes between two, the caller was waiting
 
 Indexed = tuple[int, Sequence[int]]  # index of a prompt, and its ids
 StopReasons = Mapping[int, FinishReason]  # ids that end an output, and why it has ended then

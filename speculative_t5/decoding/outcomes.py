@@ -16,7 +16,7 @@ MAX_DRAFT = LENGTHS[-1]
 
 # Acceptance, by position:
 TYPICAL_RATE, TYPICAL_TOKENS = 0.8, 10.0  # a guess, and how many tokens it counts for
-BORROWED_TOKENS = 4.0  # that a position borrows from those after the first
+BORROWED_TOKENS = 4.0  # for how many tokens the others' rate counts at each position
 COUNT_MEMORY = 0.99  # factor by which counts decay each round
 
 # Costs. A guess, in passes over one token: a further token in the target's pass, and a step of a
@@ -108,10 +108,10 @@ class PositionRates:
         """Return what to expect for each of LENGTHS: tokens of a round, and chances of a draft.
 
         The second has the chance that as many tokens are drafted. A token that is not found is not
-        accepted. A position of which little is known is taken to be as all of them together, but
-        the first, which decides whether a lookup has found its place, tells nothing of others. Were
-        it taken to be as the one before it, a few drafts that are accepted whole would promise that
-        any longer one is, too.
+        accepted. A position of which little is known has the rate of all positions together,
+        without the first for those after it, as that one depends on whether a lookup has found the
+        right place. With the rate of the position before it, a few drafts that were accepted whole
+        would promise that longer ones are accepted whole, too.
         """
         asked, drafted, reached, accepted = self.counts
         passed, tried = accepted[1:], reached[1:]
