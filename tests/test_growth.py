@@ -52,13 +52,17 @@ def test_each_pattern_is_measured_or_said_to_see_no_text_from_outside() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "pattern", [r"%[-+0#]*\d*x", r"\s*\S+\s*", r"\{(.*?)\}", r"(?:\s|<[^>]*>)*(.*?)(?:\s)*"]
-)
+@pytest.mark.parametrize("pattern", [r"%[-+0#]*\d*x", r"\s*\S+\s*", r"\{(.*?)\}"])
 def test_near_misses_show_patterns_whose_time_grows_with_the_square(pattern: str) -> None:
     value = re.compile(pattern)
-    run = value.fullmatch if pattern.startswith("(") else value.findall
-    row = worst("", pattern, run, near_misses(value, most=FEW), SIZE // 4, kept=1)
+    row = worst("", pattern, value.findall, near_misses(value, most=FEW), SIZE // 4, kept=1)
+    assert row.ratio > MOST, row
+
+
+def test_near_misses_show_a_pattern_whose_time_grows_with_the_power_of_one_and_a_half() -> None:
+    """Which takes eight times as long, so the time has to be long enough to be measured well."""
+    value = re.compile(r"(?:\s|<[^>]*>)*(.*?)(?:\s)*")
+    row = worst("", "", value.fullmatch, near_misses(value, most=FEW), SIZE, kept=1)
     assert row.ratio > MOST, row
 
 

@@ -44,7 +44,7 @@ class Row:
     name: str
     text: str  # its kind
     size: int
-    seconds: tuple[float, float]  # at `size`, and at four times that
+    seconds: tuple[float, ...]  # at `size`, and at four times that
 
     @property
     def ratio(self) -> float:
@@ -66,25 +66,29 @@ class Row:
         ]
 
 
-def seconds(run: Run, text: Any) -> float:
-    """Return the processor time of a call, the shortest of some."""
-    shortest = float("inf")
+def seconds(run: Run, *texts: Any) -> tuple[float, ...]:
+    """Return the processor time of a call for each text, the shortest of some.
+
+    The texts take turns, so that a slow moment of the machine does not meet only one of them.
+    """
+    shortest = [float("inf")] * len(texts)
     for _ in range(REPEATS):
-        began = time.process_time()
-        run(text)
-        shortest = min(shortest, time.process_time() - began)
-        if shortest > LONG:
+        for place, text in enumerate(texts):
+            began = time.process_time()
+            run(text)
+            shortest[place] = min(shortest[place], time.process_time() - began)
+        if max(shortest) > LONG:
             break
-    return shortest
+    return tuple(shortest)
 
 
-def measured(run: Run, make: Make, size: int) -> tuple[int, tuple[float, float]]:
+def measured(run: Run, make: Make, size: int) -> tuple[int, tuple[float, ...]]:
     """Return the times at a size and at four times that; at smaller ones if those tell already."""
     small = size
     while small > SHORT:
         small //= 4
     while True:
-        times = seconds(run, make(small)), seconds(run, make(4 * small))
+        times = seconds(run, make(small), make(4 * small))
         grown = times[1] > 1.5 * MOST * max(times[0], FLOOR / 4)
         if small >= size or (grown and times[1] > HOPELESS):
             return small, times
@@ -95,8 +99,8 @@ def slowest(run: Run, kinds: Sequence[Kind], kept: int) -> list[Kind]:
     """Return the texts that take longest when they are short, and those whose time grows most."""
     found = []
     for kind, make in kinds:
-        short = seconds(run, make(SHORT))
-        long = seconds(run, make(4 * SHORT)) if short < LONG / 10 else float("inf")
+        (short,) = seconds(run, make(SHORT))
+        (long,) = seconds(run, make(4 * SHORT)) if short < LONG / 10 else (float("inf"),)
         found.append((long, long / (short + FLOOR / 40), (kind, make)))
     chosen = [
         each[-1] for by in (0, 1) for each in sorted(found, key=lambda each: -each[by])[:kept]
