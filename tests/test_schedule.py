@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -14,24 +13,21 @@ from statistics import fmean
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
-from speculative_t5.decoding import decode, loop
-from speculative_t5.decoding.draft_length import (
+from speculative_t5.decoding import adaptive, decode, loop
+from speculative_t5.decoding.adaptive import (
+    EXTRA_WORK,
     FIRST_ROUNDS,
-    READING,
     SHARES,
     AdaptiveSchedule,
-    FixedSchedule,
+    Look,
     PlannedRound,
     SplitSchedule,
 )
+from speculative_t5.decoding.draft_length import FixedSchedule
 from speculative_t5.decoding.outcomes import (
     LENGTHS,
     MAX_DRAFT,
-    PLAIN_KIND,
-    CostCurve,
     Outcome,
-    PositionRates,
-    kind_of,
 )
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.generation.schedule_store import ScheduleFile, cache_folder, stored
@@ -39,109 +35,20 @@ from speculative_t5.generation.schedule_store import ScheduleFile, cache_folder,
 import numpy as np
 import pytest
 from conftest import tiny_pair
-from scripted import Lengths
+from scripted import Lengths, outcome
 from simulated_devices import CASES, FIRST, WARM_UP, Case, Simulation, drawn
-
-
-def outcome(num_draft: int, accepted: Sequence[int], drafted: Sequence[int] = ()) -> Outcome:
-    """Return a round with costs of 1 for a pass over one token, and 0.1 for each token more."""
-    drafted = drafted or [num_draft] * len(accepted)
-    length = 1 + max(drafted)
-    seconds = 1 + 0.1 * (length - 1)
-    return Outcome(num_draft, drafted, accepted, 0, seconds, len(accepted), length)
 
 
 def taught(schedule: AdaptiveSchedule, accepted: int, rounds: int, rows: int = 1) -> list[int]:
     """Run rounds of which up to so many tokens are accepted, and return the lengths."""
-    lengths = []
-    for _ in range(rounds):
+    lengths, num_right = list[int](), 0
+    for round_ in range(rounds):
         lengths.append(schedule.next(1000, rows))
-        schedule.observe(outcome(lengths[-1], [min(accepted, lengths[-1])] * rows))
+        found = outcome(lengths[-1], [min(accepted, lengths[-1])] * rows)
+        schedule.observe(replace(found, num_right=[num_right] * rows))
+        goes_on = 0 < lengths[-1] <= accepted and round_ % 20  # else an output has ended
+        num_right = num_right + lengths[-1] + 1 if goes_on else 0
     return lengths
-
-
-@pytest.mark.parametrize(
-    ("asked", "drafted", "accepted", "expected"),
-    [
-        (6, 6, 3, {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (3, 1), 6: (3, 1)}),  # the fourth never is
-        (9, 2, 2, {9: (2, 0)}),  # a drafter that finds no more than two
-    ],
-)
-def test_positions_have_rates_of_their_own(
-    asked: int, drafted: int, accepted: int, expected: dict[int, tuple[int, int]]
-) -> None:
-    rates = PositionRates()
-    rates.add([outcome(asked, [accepted] * 10_000, [drafted] * 10_000)], 1)
-    tokens, chances = (dict(zip(LENGTHS, each, strict=True)) for each in rates.expected())
-    for length, found in expected.items():
-        assert (tokens[length] - 1, chances[length]) == pytest.approx(found, abs=0.05)
-
-
-def test_a_lookup_that_seldom_finds_goes_on_once_it_has_found() -> None:
-    """It finds something in half of the rounds, and then nearly all of it is right."""
-    rates = PositionRates()
-    rates.add([outcome(9, [9] * 5000 + [0] * 5000, [9] * 5000 + [0] * 5000)], 1)
-    tokens, chances = (dict(zip(LENGTHS, each, strict=True)) for each in rates.expected())
-    assert tokens[9] == pytest.approx(5.5, rel=0.01) and chances[9] == pytest.approx(0.5, rel=0.01)
-    assert tokens[MAX_DRAFT] > 25, "longer drafts are expected to go on like this"
-
-
-def test_a_few_drafts_that_are_accepted_whole_do_not_promise_that_any_is() -> None:
-    rates = PositionRates()
-    rates.add([outcome(7, [7])] * 3, 3)
-    tokens = dict(zip(LENGTHS, rates.expected()[0], strict=True))
-    assert tokens[7] > 6.3 and tokens[MAX_DRAFT] < 20
-
-
-def test_what_an_unused_draft_gives_is_not_forgotten_but_doubted() -> None:
-    rates = PositionRates()
-    rates.add([outcome(5, [0])] * 20, 20)
-    before, recent = rates.expected()[0], rates.recent
-    rates.add([], 1000)
-    np.testing.assert_array_equal(rates.expected()[0], before)
-    assert recent > 10 and rates.recent < 1
-
-
-def drafting(length: int) -> int:
-    """Return the kind of a round in which the first share finds so many tokens."""
-    return kind_of(0, LENGTHS.index(length))
-
-
-def cost(costs: CostCurve, length: int) -> float:
-    return float(costs.costs(0)[LENGTHS.index(length)])
-
-
-def test_costs_follow_the_machine_and_keep_their_ratios() -> None:
-    costs = CostCurve([1.0])
-    kinds = (PLAIN_KIND, 1.0), (drafting(5), 2.0), (drafting(9), 2.5)
-    for speed in (0.01, 0.02):
-        for _ in range(40):
-            costs.observe([(kind, speed * times) for kind, times in kinds])
-        assert (cost(costs, 5), cost(costs, 9)) == pytest.approx((2, 2.5), rel=0.02)
-    for _ in range(60):
-        costs.observe([(drafting(5), 0.08)])  # the machine is busy, and no other length is in use
-    assert cost(costs, 5) == pytest.approx(2, rel=0.05)
-    assert cost(costs, 5) < cost(costs, 7) <= cost(costs, 9) < cost(costs, 14)
-
-
-def test_what_one_length_shows_moves_its_neighbours_and_narrows_their_doubt() -> None:
-    costs = CostCurve([1.0, 0.0])
-    before, doubts = costs.mean.copy(), np.diag(costs.covariance).copy()
-    for _ in range(10):
-        costs.observe([(PLAIN_KIND, 0.01), (drafting(9), 0.015)])  # half of what the guess says
-    moved, narrowed = before - costs.mean, doubts - np.diag(costs.covariance)
-    near, far, other = drafting(11), drafting(1), kind_of(1, LENGTHS.index(9))
-    assert moved[drafting(9)] > moved[near] > moved[far] > 0.1 and moved[other] > 0.1
-    assert narrowed[near] > narrowed[other] > 0 and (narrowed[1:] > 0).all()
-
-
-def test_a_shorter_pass_costs_no_more_than_a_longer_one() -> None:
-    """Another program took the time of the rounds with the shorter one."""
-    costs = CostCurve([1.0])
-    for _ in range(30):
-        costs.observe([(PLAIN_KIND, 0.01), (drafting(9), 0.02)])
-        costs.observe([(PLAIN_KIND, 0.01), (drafting(4), 0.04)])
-    assert cost(costs, 4) == cost(costs, 9) < 2.3
 
 
 def test_asking_for_a_draft_takes_time_even_if_none_is_found() -> None:
@@ -150,18 +57,8 @@ def test_asking_for_a_draft_takes_time_even_if_none_is_found() -> None:
         num_draft = schedule.next(1000)
         seconds = 1.0 if num_draft == 0 else 1.1
         schedule.observe(Outcome(num_draft, [0], [0], 0, seconds))
-    assert cost(schedule._costs[1], 0) == pytest.approx(1.1, rel=0.05)
+    assert schedule._costs[1].costs(0)[0] == pytest.approx(1.1, rel=0.05)
     assert schedule._usual[1] == 0
-
-
-def test_rounds_of_one_length_alone_say_nothing_about_it() -> None:
-    costs = CostCurve([1.0])
-    costs.observe([(drafting(1), 0.01)] * 3 + [(drafting(5), 0.02)] + [(drafting(1), 0.01)] * 3)
-    before, known = costs.mean.copy(), costs.doubts([drafting(1)], drafting(5))
-    costs.observe([(drafting(5), 0.02)] * 100)
-    costs.observe([(drafting(5), 0.03)] * 100)
-    np.testing.assert_allclose(costs.mean, before, atol=0.02)
-    assert costs.doubts([drafting(1)], drafting(5)) > known, "it is doubted with time"
 
 
 def test_a_look_is_repeated_once_if_its_time_says_nothing() -> None:
@@ -174,14 +71,6 @@ def test_a_look_is_repeated_once_if_its_time_says_nothing() -> None:
         found = outcome(num_draft, [min(num_draft, 4)])
         schedule.observe(replace(found, typical=not looks[-1]))
     assert {len([*run]) for is_look, run in groupby(looks) if is_look} == {2}
-
-
-def test_a_round_that_took_too_long_by_chance_changes_little() -> None:
-    costs = CostCurve([1.0])
-    for _ in range(50):
-        costs.observe([(PLAIN_KIND, 0.01), (drafting(5), 0.02)])
-    costs.observe([(drafting(5), 2.0)])
-    assert cost(costs, 5) == pytest.approx(2, rel=0.05)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -233,27 +122,6 @@ def test_plain_decoding_is_chosen_although_it_seemed_slow_at_first() -> None:
     assert np.mean([n == 0 for n in lengths[300:]]) > 0.95
 
 
-def test_a_look_that_takes_surprisingly_long_counts_less_and_is_followed_by_another() -> None:
-    costs = CostCurve([1.0])
-    costs.observe([(drafting(1), 0.01)] * 8)
-    doubt = costs.doubts([drafting(5)], drafting(1))
-    costs.observe([(drafting(5), 1.0)] + [(drafting(1), 0.01)] * 5)
-    assert cost(costs, 5) / cost(costs, 1) < 4
-    assert costs.doubts([drafting(5)], drafting(1)) > 0.4 * doubt
-    for _ in range(4):
-        costs.observe([(drafting(5), 0.02)] + [(drafting(1), 0.01)] * 5)
-    assert cost(costs, 5) / cost(costs, 1) == pytest.approx(2, rel=0.1)
-
-
-def test_a_cost_that_seemed_too_high_or_too_low_is_learned_anew() -> None:
-    for first in (0.015, 0.03):
-        costs = CostCurve([1.0])
-        for seen, looks in ((first, 3), (0.02, 20)):
-            for _ in range(looks):
-                costs.observe([(drafting(1), 0.01)] * 5 + [(drafting(5), seen)])
-        assert cost(costs, 5) / cost(costs, 1) == pytest.approx(2, rel=0.15), first
-
-
 def test_the_usual_length_is_compared_with_others_and_not_with_itself() -> None:
     """That its cost is not well known says nothing about it if it is looked at alone."""
     schedule, looks = AdaptiveSchedule(), list[int]()
@@ -276,16 +144,52 @@ def test_what_is_looked_at_does_not_depend_on_how_long_compiling_takes(
     assert Simulation(case, seed=0).run(100).chosen == quick
 
 
-@pytest.mark.parametrize(("accepted", "charged"), [(4, 0), (0, READING)])
-def test_a_look_pays_for_reading_a_prompt_only_where_nobody_else_reads_it(
-    accepted: int, charged: float
+@pytest.mark.parametrize(
+    ("accepted", "length", "tried", "charged"),
+    [
+        (4, 2, True, 0),
+        (4, 2, False, EXTRA_WORK),  # its pass is compiled
+        (4, 9, False, 0),  # longer than the usual one
+        (0, 2, True, EXTRA_WORK),  # the usual choice asks no model, so none has read the prompt
+    ],
+)
+def test_a_look_pays_for_compiling_and_for_reading_a_prompt_that_nobody_else_reads(
+    accepted: int, length: int, *, tried: bool, charged: float
 ) -> None:
     schedule = AdaptiveSchedule()
     taught(schedule, accepted, 100)
+    schedule._tried[1] = {length} if tried else set()
     before = schedule._budget
-    schedule._plans[1].appendleft(PlannedRound(0, 2, looks=True))
-    schedule.observe(replace(outcome(2, [min(accepted, 2)]), typical=False))
+    schedule._plans[1].appendleft(PlannedRound(0, length, looks=True))
+    schedule.observe(replace(outcome(length, [min(accepted, length)]), typical=False))
     assert before - schedule._budget == charged
+
+
+def test_fewer_lengths_are_compiled_where_looks_pay_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(each for each in CASES if each.name == "two cores, a draft and a lookup")
+
+    def compiled() -> float:
+        done = [Simulation(case, seed).run(100) for seed in range(10)]
+        return fmean(each.num_compiled for each in done)
+
+    paid = compiled()
+    monkeypatch.setattr(adaptive, "EXTRA_WORK", 0.0)
+    assert paid < compiled() - 2
+
+
+def test_a_look_at_what_becomes_usual_has_lost_nothing() -> None:
+    schedule = AdaptiveSchedule()
+    taught(schedule, 4, 100)
+    schedule._plans[1].clear()
+    schedule._rounds = 0  # so that no look is planned
+    usual = schedule._usual[1]
+    budgets = []
+    for other in (usual, usual - 1):
+        schedule._budget = 1.0
+        schedule._looked[1] = Look(other, 1, 0.5, seems_better=False)
+        schedule._plan(1)
+        budgets.append(schedule._budget)
+    assert budgets[0] - budgets[1] == pytest.approx(0.5)
 
 
 def test_a_hopeless_draft_is_tried_so_rarely_that_it_costs_little() -> None:
@@ -546,6 +450,45 @@ def test_another_share_becomes_usual_only_where_it_would_be_better_even_at_worst
 
     assert usual_share(lucky=3) == 0
     assert usual_share(lucky=60) == len(SHARES) - 1
+
+
+def test_a_share_that_was_not_asked_yet_is_no_choice() -> None:
+    """However bad the first rounds are, what is expected of others is a mere guess."""
+    schedule = AdaptiveSchedule(shares=SHARES)
+    for _ in range(FIRST_ROUNDS - 1):
+        share, length = schedule.choice(1000)
+        assert share == 0
+        schedule.observe(outcome(length, [0]))
+
+
+def test_what_another_share_drafts_in_the_same_way_is_no_choice() -> None:
+    """Of one token the model drafts the whole."""
+    schedule = AdaptiveSchedule(shares=SHARES)
+    both = SHARES.index(0.25)
+    near = {
+        (share, length)
+        for (share, length, _), near in zip(schedule._choices, schedule._near(1), strict=True)
+        if near
+    }
+    assert {(0, 1), (both, 2), (SHARES.index(0.0), 1)} < near and (both, 1) not in near
+
+
+def test_rows_count_the_tokens_in_a_row_that_drafts_were_right_about() -> None:
+    target, draft = tiny_pair("t5", vocab_size=8, layers=2, seed=3)
+    decoder, schedule = SpeculativeDecoder(target, draft, num_draft=2), Lengths(2, 1, 3)
+    requests = decoder.engine.requests([(0, [3, 4, 1])], GenerationOptions(max_tokens=60))
+    for _ in decode(
+        target, requests, replace(decoder.engine.plan(), schedule=schedule), batch_size=1
+    ):
+        pass
+    num_right, whole = 0, 0
+    for each in schedule.outcomes:
+        assert list(each.num_right) == [num_right] * len(each.num_drafted)
+        (accepted,) = each.num_accepted or [0]
+        goes_on = 0 < accepted == each.num_draft
+        num_right = num_right + accepted + 1 if goes_on else 0
+        whole += goes_on
+    assert 3 < whole < len(schedule.outcomes) - 3
 
 
 def test_the_lengths_are_few() -> None:

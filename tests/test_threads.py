@@ -13,7 +13,7 @@ from functools import partial, partialmethod
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, decoding, device
-from speculative_t5.decoding.outcomes import PositionRates
+from speculative_t5.decoding.outcomes import RunRates
 from speculative_t5.generation import schedule_store
 from speculative_t5.models import T5, SharingDraft, encoder_decoder
 
@@ -67,21 +67,21 @@ def test_threads_that_share_a_decoder_give_the_same_outputs(
     kind: str, num_draft: Any, monkeypatch: pytest.MonkeyPatch, restless: None
 ) -> None:
     begun: list[int] = []
-    learning, add, stored = threading.Lock(), PositionRates.add, schedule_store.stored
+    learning, add, stored = threading.Lock(), RunRates.add, schedule_store.stored
 
     def slowly_stored(*settings: object, **options: Any) -> decoding.AdaptiveSchedule:
         begun.append(1)
         time.sleep(0.2)  # all others have begun by then
         return stored(*settings, **options)
 
-    def add_alone(rates: PositionRates, outcomes: list[decoding.Outcome], num_rounds: int) -> None:
+    def add_alone(rates: RunRates, outcomes: list[decoding.Outcome], num_rounds: int) -> None:
         assert learning.acquire(blocking=False)
         time.sleep(0.001)
         add(rates, outcomes, num_rounds)
         learning.release()
 
     monkeypatch.setattr(schedule_store, "stored", slowly_stored)
-    monkeypatch.setattr(PositionRates, "add", add_alone)
+    monkeypatch.setattr(RunRates, "add", add_alone)
     model, draft = tiny_pair(kind, vocab_size=20, layers=2, seed=VARIED[kind])
     alone = SpeculativeDecoder(model, draft, num_draft=num_draft)
     expected = [alone.generate(prompt, max_tokens=20).tokens for prompt in PROMPTS]

@@ -23,8 +23,8 @@ from functools import cached_property
 from statistics import fmean
 from typing import Annotated
 
-from speculative_t5.decoding.draft_length import LENGTHS, SHARES, AdaptiveSchedule
-from speculative_t5.decoding.outcomes import Outcome
+from speculative_t5.decoding.adaptive import SHARES, AdaptiveSchedule
+from speculative_t5.decoding.outcomes import LENGTHS, Outcome
 
 import typer
 
@@ -66,6 +66,7 @@ class Lookup:
     finds: float  # share of rounds in which it finds something
     rate: float  # chance of its tokens to be accepted
     wait: float  # cost of reading the model's tokens
+    right: float = 1.0  # chance that it has found the right place; else none is accepted
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Case:
     hiccups: float = 0.0  # share of rounds that take 1 to 6 times as long
     noise: float = 0.04  # by which each round takes longer or shorter
     output: int = OUTPUT
+    hard: "Case | None" = None  # what half of the outputs are, drawn by chance
 
     @property
     def shares(self) -> Sequence[float]:
@@ -92,7 +94,7 @@ class Case:
     def chance(self, place: int, by_model: int) -> float:
         """Return the chance that a token is accepted if those before it are."""
         if self.lookup and place >= by_model:
-            return self.lookup.rate
+            return self.lookup.rate * (self.lookup.right if place == by_model else 1)
         return self.rate if isinstance(self.rate, float) else self.rate[place]
 
     def found(self, choice: Choice) -> list[tuple[float, int]]:
@@ -126,7 +128,8 @@ class Case:
         """Return the tokens for each unit of cost of a fixed length, drafted by the model."""
         tokens, cost = self.expected((length, 1.0))
         reading = self.reads / self.output if length and self.step else 0.0
-        return 1 / (cost / tokens + reading)
+        easy = cost / tokens + reading
+        return 1 / easy if self.hard is None else 2 / (easy + 1 / self.hard.speed(length))
 
     @cached_property
     def best(self) -> int:
@@ -160,6 +163,26 @@ CASES = [
     Case("M3 and later, busy half of the time", mac_in_steps, 0.12, 0.75, drift=busy),
     Case("two cores, a draft and a lookup", two_cores, 0.1, 0.85, lookup=Lookup(0.5, 0.8, 0.15)),
     Case("launch-bound, a draft and a lookup", launches, 0.4, 0.8, lookup=Lookup(0.7, 0.9, 0.1)),
+]
+
+HELPFUL = Lookup(0.8, 0.95, 0.15, right=0.4)  # it has found the right place, or not
+LUCKY = Lookup(0.8, 0.95, 0.15, right=0.15)
+CASES += [
+    Case(
+        name,
+        two_cores,
+        0.1,
+        0.97,
+        lookup=lookup,
+        reads=0.5,
+        output=14,
+        hard=Case("", two_cores, 0.1, 0.7, lookup=hard, reads=0.5, output=14),
+    )
+    for name, lookup, hard in (
+        ("two cores, some outputs are hard, its lookup helps", HELPFUL, HELPFUL),
+        ("two cores, some outputs are hard, it is lucky at times", LUCKY, LUCKY),
+        ("two cores, some outputs are hard, it helps in the others", HELPFUL, LUCKY),
+    )
 ]
 
 
@@ -212,20 +235,32 @@ class Simulation:
         self._rng = random.Random(self.seed)
         self._schedule = AdaptiveSchedule(shares=self.case.shares)
         self._process = Process()
-        self._speed = self.case.speed(self.case.best)
-        self._expected: dict[Choice, tuple[float, float]] = {}
-        self._emitted = 0  # of the present output
+        self._begin()
+        self._emitted = self._right = 0  # of the present output
 
     def run(self, rounds: int = 10**9, outputs: int = 10**9) -> "Simulation":
         while len(self.spent) < rounds and len(self.ended) < outputs:
             self._round()
         return self
 
+    @property
+    def num_compiled(self) -> int:
+        """How many lengths of passes were compiled for."""
+        return len(self._process.compiled)
+
     def efficiency(self, first: int = 0, last: int | None = None) -> float:
         return sum(self.ideal[first:last]) / sum(self.spent[first:last])
 
+    def _begin(self) -> None:
+        """Begin an output."""
+        hard = self.case.hard
+        self._now = hard if hard and self._rng.random() < 0.5 else self.case
+        alone = replace(self._now, hard=None)
+        self._speed = alone.speed(self.case.best)
+        self._expected: dict[Choice, tuple[float, float]] = {}
+
     def _round(self) -> None:
-        case, rng, process = self.case, self._rng, self._process
+        case, rng, process = self._now, self._rng, self._process
         share, length = self._schedule.choice(1000)
         choice = length, case.shares[share]
         (chance, most), *other = case.found(choice)
@@ -249,8 +284,20 @@ class Simulation:
         seconds *= math.exp(rng.gauss(0, case.noise))
         typical = extra == 0
         self._schedule.observe(
-            Outcome(length, [found], [accepted], 0, seconds, 1, 1 + found, typical, share)
+            Outcome(
+                length,
+                [found],
+                [accepted],
+                0,
+                seconds,
+                1,
+                1 + found,
+                typical,
+                share,
+                num_right=[self._right],
+            )
         )
+        self._right = self._right + accepted + 1 if 0 < accepted == length else 0
         if choice not in self._expected:
             self._expected[choice] = case.expected(choice)
         tokens, cost = self._expected[choice]
@@ -261,6 +308,7 @@ class Simulation:
         if self._emitted >= case.output:
             self._emitted -= case.output
             process.has_read = False
+            self._begin()
             self.ended.append(len(self.spent))
 
 

@@ -7,15 +7,10 @@ through the protocols in `protocols`, drafters through `Drafter`. `beams` has be
 drafts nothing. Imports `device` and `options`.
 """
 
+from .adaptive import SHARES, AdaptiveSchedule, SplitSchedule
 from .beams import BeamOptions, BeamResult, EarlyStopping, Hypothesis, beam_search
 from .draft import Draft
-from .draft_length import (
-    SHARES,
-    AdaptiveSchedule,
-    FixedSchedule,
-    Schedule,
-    SplitSchedule,
-)
+from .draft_length import FixedSchedule, Schedule
 from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter
 from .faults import RowError
 from .history import TokenHistory
@@ -33,7 +28,7 @@ from .loop import (
     in_order_of_length,
 )
 from .model_drafter import ModelDrafter
-from .outcomes import LENGTHS, Outcome
+from .outcomes import LENGTHS, LONGEST_RUN, Outcome
 from .protocols import (
     NO_CONSTRAINTS,
     Constraints,

@@ -123,6 +123,7 @@ class Row:
         self.began = began
         self.stop_checker = options.stop_checker() if options.stop_checker else None
         self.tally = Tally()
+        self.num_right = 0  # tokens just before the next one that drafts were right about
         self.finish_reason: FinishReason | None = None
         self.stopped = False  # ended from outside, or because no token can follow
         self.broken = False  # it has met NaN, which its caches may hold
@@ -157,6 +158,8 @@ class Row:
         self.remaining -= len(emitted)
         num_accepted = min(num_accepted, len(emitted))
         self.tally.add(asked, num_drafted, num_accepted, len(emitted))
+        goes_on = 0 < num_accepted == asked
+        self.num_right = self.num_right + len(emitted) if goes_on else 0
         reason = self.finish_reason
         stats = self.tally.stats(now - self.began, final=reason is not None)
         output = self.context[self.start :] if reason else []
@@ -331,7 +334,7 @@ class Batch:
         plan, rows, session = self._plan, self.rows, self._session
         assert session is not None
         self.watch.enter()
-        limits = [row.limit for row in rows]
+        limits, num_right = [row.limit for row in rows], [row.num_right for row in rows]
         num_draft = plan.schedule.next(1 + max(limits), len(rows))
         with device.turn():  # a stream may have begun in another thread, or before a fork
             self.watch.begin(begun_early=self._next_tokens is not None)
@@ -361,6 +364,7 @@ class Batch:
             num_draft,
             num_drafted=[draft.lengths[i] for i in whole],
             num_accepted=[done[i].num_accepted for i in whole],
+            num_right=[num_right[i] for i in whole],
             draft_seconds=lap.draft_seconds,
             verify_seconds=lap.verify_seconds,
             between_seconds=lap.between_seconds,

@@ -1,7 +1,7 @@
 """What rounds gave and took: what is accepted of drafts, and what passes cost on this machine."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +10,17 @@ import numpy as np
 # Lengths to choose from: few, as each is a shape to compile, and just below the steps of GPUs.
 LENGTHS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, 63]
 MAX_DRAFT = LENGTHS[-1]
+LONGEST_RUN = 2 * (MAX_DRAFT + 1)  # places in a run of accepted tokens that are told apart
+# For each of LENGTHS, where rounds begin in a run.
+BEGINS = np.array([[at % (1 + n) == 0 for at in range(LONGEST_RUN + 1)] for n in LENGTHS], float)
 
 # Where a comment says so, other values were measured on the cases of simulated_devices.py in
 # scripts/benchmarks, as parts of the speed of the best fixed length over 1,000 rounds.
 
-# Acceptance, by position:
+# Acceptance, by places in a run:
 TYPICAL_RATE, TYPICAL_TOKENS = 0.8, 10.0  # a guess, and how many tokens it counts for
-BORROWED_TOKENS = 4.0  # for how many tokens the others' rate counts at each position
-COUNT_MEMORY = 0.99  # factor by which counts decay each round
+BORROWED_TOKENS = 2.0  # for how many tokens the others' rate counts at each place
+COUNT_MEMORY = 0.985  # factor by which counts decay each round
 
 # Costs. A guess, in passes over one token: a further token in the target's pass, and a step of a
 # draft model, as the shipped pair has them on two cores.
@@ -49,6 +52,7 @@ class Outcome:
     typical: bool = True  # whether its time is that of other rounds with such a pass
     share: int = 0  # an index of the shares to choose from
     between_seconds: float = 0.0  # of the host, since the round before it
+    num_right: Sequence[int] = ()  # tokens in a row before it that drafts were right about; or 0
 
     @property
     def seconds(self) -> float:
@@ -74,22 +78,34 @@ def kind_of(share: int, place: int) -> int:
     return 1 + share * len(LENGTHS) + place
 
 
-class PositionRates:
-    """How often a draft's token at each position is accepted, and how often there is one.
+class RunRates:
+    """How often a drafted token is accepted, and how often there is one.
 
-    `counts` are four rows of MAX_DRAFT + 1, in which earlier rounds weigh less. At i they count
-    rows that were asked for i tokens or more, those that drafted as many, those that accepted the
-    first i - 1, and those that accepted the i-th, too. At 0 there is nothing to count.
+    Acceptance is counted by how many tokens were right in a row before, in earlier rounds, too. By
+    places in a draft, short drafts would promise too much of long ones, as several of them begin in
+    a stretch of the text that is easy, and long ones too little of short ones. In `runs`, tokens
+    are counted at i that follow i right ones: those that were accepted, and all. In `finds`, rows
+    are counted at i that were asked for i tokens or more, and those that drafted as many. Earlier
+    rounds weigh less.
+
+    The target adds a token to each draft that is accepted whole. Whether the draft would have been
+    right about it is not known, so what follows counts in part as the beginning of a run.
     """
 
-    def __init__(self, counts: Any = None, recent: float = 0.0) -> None:
-        self.counts = np.zeros((4, MAX_DRAFT + 1)) if counts is None else np.array(counts, float)
+    def __init__(self, runs: Any = None, finds: Any = None, recent: float = 0.0) -> None:
+        self.runs = np.zeros((2, LONGEST_RUN)) if runs is None else np.array(runs, float)
+        self.finds = np.zeros((2, MAX_DRAFT + 1)) if finds is None else np.array(finds, float)
         self.recent = recent  # rounds that asked; it falls while others draft, or nobody does
+        self._expected = self._expect()
 
     @property
     def seen(self) -> float:
         """How many rows the rates are known from."""
-        return float(self.counts[0, 1])
+        return float(self.finds[0, 1])
+
+    @property
+    def learned(self) -> tuple[list[list[float]], list[list[float]], float]:
+        return self.runs.tolist(), self.finds.tolist(), self.recent
 
     def add(self, outcomes: Sequence[Outcome], num_rounds: int) -> None:
         """Count those of the last rounds that asked for at least one token."""
@@ -98,29 +114,44 @@ class PositionRates:
             return
         rows = [len(outcome.num_drafted) for outcome in outcomes]
         asked = np.repeat(np.array([outcome.num_draft for outcome in outcomes], int), rows)
-        drafted = np.array([n for outcome in outcomes for n in outcome.num_drafted], int)
-        accepted = np.array([n for outcome in outcomes for n in outcome.num_accepted], int)
-        reached = np.minimum(accepted + 1, asked)
-        self.counts *= COUNT_MEMORY ** len(outcomes)
-        self.counts += [_up_to(ends) for ends in (asked, drafted, reached, accepted)]
+        drafted = _as_array(outcome.num_drafted for outcome in outcomes)
+        accepted = _as_array(outcome.num_accepted for outcome in outcomes)
+        before = _as_array(each.num_right or [0] * len(each.num_drafted) for each in outcomes)
+        self.finds *= COUNT_MEMORY ** len(outcomes)
+        self.finds += [_up_to(ends, MAX_DRAFT + 1) for ends in (asked, drafted)]
+        before = np.minimum(before, LONGEST_RUN - MAX_DRAFT)
+        tried = np.minimum(accepted + 1, asked)
+        goes_on = np.where(before > 0, _typical(*self.runs), 1.0)
+        self.runs *= COUNT_MEMORY ** len(outcomes)
+        self.runs += [
+            _between(before, before + counts, goes_on) + _between(0 * before, counts, 1 - goes_on)
+            for counts in (accepted, tried)
+        ]
+        self._expected = self._expect()
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """Return what to expect for each of LENGTHS: tokens of a round, and chances of a draft.
 
         The second has the chance that as many tokens are drafted. A token that is not found is not
-        accepted. A position of which little is known has the rate of all positions together,
+        accepted. Where little is known of a place in a run, it has the rate of all places together,
         without the first for those after it, as that one depends on whether a lookup has found the
-        right place. With the rate of the position before it, a few drafts that were accepted whole
-        would promise that longer ones are accepted whole, too.
+        right place.
         """
-        asked, drafted, reached, accepted = self.counts
-        passed, tried = accepted[1:], reached[1:]
-        first, later = _typical(passed, tried), _typical(passed[1:], tried[1:])
-        borrowed = np.append(first, np.full(MAX_DRAFT - 1, later))
-        rates = (passed + BORROWED_TOKENS * borrowed) / (tried + BORROWED_TOKENS)
-        expected = np.append(1, 1 + np.cumsum(np.cumprod(rates)))
+        return self._expected
+
+    def _expect(self) -> tuple[np.ndarray, np.ndarray]:
+        passed, tried = self.runs
+        rates = np.full(LONGEST_RUN, _typical(passed[1:], tried[1:]))
+        rates[0] = _typical(passed, tried)
+        rates = (passed + BORROWED_TOKENS * rates) / (tried + BORROWED_TOKENS)
+        # Chances of runs of so many tokens or more. A run and the token after it take a round for
+        # each n + 1 of them, and for what is left, where n are drafted.
+        runs = np.ones(LONGEST_RUN + 1)
+        np.cumprod(rates, out=runs[1:])
+        tokens = runs.sum() / (BEGINS @ runs)
+        asked, drafted = self.finds
         chances = np.minimum.accumulate((drafted + 1) / (asked + 1))
-        return expected[LENGTHS], chances[LENGTHS]
+        return tokens, chances[LENGTHS]
 
 
 class CostCurve:
@@ -208,7 +239,21 @@ def _typical(passed: np.ndarray, tried: np.ndarray) -> float:
     return float((passed.sum() + TYPICAL_TOKENS * TYPICAL_RATE) / (tried.sum() + TYPICAL_TOKENS))
 
 
-def _up_to(ends: np.ndarray) -> np.ndarray:
-    """Return how many of `ends` are i or more, for i = 0 to MAX_DRAFT."""
-    counts: np.ndarray = np.bincount(ends, minlength=MAX_DRAFT + 1)
+def _as_array(counts: Iterable[Sequence[int]]) -> np.ndarray:
+    return np.array([n for each in counts for n in each], int)
+
+
+def _up_to(ends: np.ndarray, size: int) -> np.ndarray:
+    """Return how many of `ends` are i or more, for each i below `size`."""
+    counts: np.ndarray = np.bincount(ends, minlength=size)
     return counts[::-1].cumsum()[::-1]
+
+
+def _between(begins: np.ndarray, ends: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the weights of the ranges in which each place of a run is, in all."""
+    begun, ended = (
+        np.bincount(np.minimum(each, LONGEST_RUN), weights, LONGEST_RUN + 1)
+        for each in (begins, ends)
+    )
+    counts: np.ndarray = (begun - ended).cumsum()[:LONGEST_RUN]
+    return counts
