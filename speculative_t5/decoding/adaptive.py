@@ -36,7 +36,7 @@ FIRST_LONGEST = 7  # longest draft at first; later, twice the longest one that w
 FIRST_ROUNDS = 6  # before the first look
 PLANNED_EVERY, MOST_PLANNED = 8, 48  # a plan has one round more for each 8 seen, 48 at most
 SHORT_PLAN = 3  # rounds after which a new choice, and one that seems better, are thought over
-SAVED_FIRST = 64  # rounds before what was learned is kept first, and then as they double
+SAVED_FIRST = 256  # rounds before what was learned is kept first, and then as they double
 
 
 class PlannedRound(NamedTuple):
