@@ -1,6 +1,6 @@
 """Let num_draft "auto" choose on devices that are not at hand: a cost model in place of the clock.
 
-    python scripts/benchmarks/simulated_devices.py            # the table of docs/schedule.md
+    python scripts/benchmarks/simulated_devices.py            # the table of docs/gpu-predictions.md
     python scripts/benchmarks/simulated_devices.py --seeds 20 --rounds 2000 --drawn 100
     PYTHONPATH=CHECKOUT python scripts/benchmarks/simulated_devices.py    # of another version
 
@@ -18,12 +18,12 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Annotated
 
-from speculative_t5.decoding.adaptive import SHARES, AdaptiveSchedule
+from speculative_t5.decoding import SHARES, AdaptiveSchedule
 from speculative_t5.decoding.outcomes import LENGTHS, Outcome
 
 import typer
@@ -32,6 +32,7 @@ Curve = Callable[[int], float]
 OUTPUT = 40  # tokens of each output
 COMPILED = 1.0  # cost of compiling a pass of a length that is new
 WARM_UP, FIRST = 4, 24  # outputs before those of "first", and of these
+NOTES_RUNS = "num_right" in {each.name for each in fields(Outcome)}  # other versions may not
 BY_MODEL = (1.0,)  # shares where there is no lookup
 Choice = tuple[int, float]  # a length, and the model's share
 
@@ -283,20 +284,9 @@ class Simulation:
         seconds = 0.01 * (case.cost(choice, found) + extra) * slower * hiccup
         seconds *= math.exp(rng.gauss(0, case.noise))
         typical = extra == 0
-        self._schedule.observe(
-            Outcome(
-                length,
-                [found],
-                [accepted],
-                0,
-                seconds,
-                1,
-                1 + found,
-                typical,
-                share,
-                num_right=[self._right],
-            )
-        )
+        counts = length, [found], [accepted]
+        right = {"num_right": [self._right]} if NOTES_RUNS else {}
+        self._schedule.observe(Outcome(*counts, 0, seconds, 1, 1 + found, typical, share, **right))
         self._right = self._right + accepted + 1 if 0 < accepted == length else 0
         if choice not in self._expected:
             self._expected[choice] = case.expected(choice)
