@@ -233,7 +233,7 @@ class AdaptiveSchedule(Schedule):
         return found
 
     def _near(self, size: int) -> np.ndarray:
-        """Return which choices are at most about twice as long as any that was seen.
+        """Return which choices differ and are at most about twice as long as any that was seen.
 
         Costs beyond are a mere guess.
         """
