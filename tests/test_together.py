@@ -129,7 +129,7 @@ def test_a_process_with_a_shard_of_its_own_works_by_itself(here: Path, expected:
 
 def test_a_process_that_dies_costs_its_own_lines(here: Path, expected: bytes) -> None:
     (here / "out.jsonl").write_text("of an earlier run\n")
-    (here / "out.jsonl.1-of-3").write_text("of another one\n")
+    (here / "out.jsonl.1-of-3").write_text("of another one\n" * 500)
     ask = (*BATCH, "out.jsonl", "--force")
     results = run_ranks(here, [(*PROGRAM, *ask), ("-c", DYING, *ask), (*PROGRAM, *ask)])
     assert [code for code, _, _ in results] == [0, -9, 0]
