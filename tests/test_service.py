@@ -439,7 +439,7 @@ async def test_jobs_are_done_between_rounds() -> None:
         wanted = make_decoder("t5", "none").log_probabilities([5, 1], [7, 8], 3)
         assert await asyncio.wrap_future(found) == wanted and len(wanted[1][1]) == 3
         with pytest.raises(ZeroDivisionError):
-            await asyncio.wrap_future(wrong)
+            await asyncio.wait_for(asyncio.wrap_future(wrong), 30)
         assert served.state == "ready" and call.left == 2, "rounds go on"
         begun, stuck = threading.Event(), threading.Event()
         held = served.compute(lambda _: begun.set() or stuck.wait(60))
