@@ -1,6 +1,6 @@
 """What each named number of num_draft "auto" is worth: halved and doubled, on simulated devices.
 
-    python scripts/benchmarks/vary_schedule.py --seed 0    # the table of docs/schedule.md
+    python scripts/benchmarks/vary_schedule.py --seeds 2 --drawn 8    # as in docs/schedule.md
     python scripts/benchmarks/vary_schedule.py --only RATE_DOUBT,BORROWED_TOKENS --seeds 10
 
 Efficiency is that of simulated_devices.py: the geometric mean over all its cases and some drawn at
