@@ -95,7 +95,7 @@ def test_what_an_unused_draft_gives_is_not_forgotten_but_doubted() -> None:
 
 
 def drafting(length: int) -> int:
-    """Return the kind of a round in which the first share finds so many tokens."""
+    """Return the kind of a round in which the first share finds a draft of this length."""
     return kind_of(0, LENGTHS.index(length))
 
 

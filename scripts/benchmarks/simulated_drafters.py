@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from speculative_t5 import load
-from speculative_t5.decoding.adaptive import LENGTHS, SHARES
+from speculative_t5.decoding import LENGTHS, SHARES
 from speculative_t5.decoding.lookup import Lookup
 from speculative_t5.distill import Label
 from speculative_t5.distill.training import agreement

@@ -69,10 +69,10 @@ NO_LOOK = Look(0, 0, 0.0, False)
 class AdaptiveSchedule(Schedule):
     """Chooses the draft length with the most expected tokens per second; 0 if none pays.
 
-    Tokens are expected by the rate at which each position is accepted (2211.17192, equation 1, with
-    a rate for each position), costs by a curve for each size of the batch. The usual choice is the
-    best by both, unless it gains too little over the one before. Another one is looked at while it
-    might be better, as far as its doubt goes, and as long as looks have cost little.
+    Tokens are expected by how long runs of accepted tokens are (see `RunRates`), costs by a curve
+    for each size of the batch. The usual choice is the best by both, unless it gains too little
+    over the one before. Another one is looked at while it might be better, as far as its doubt
+    goes, and as long as looks have cost little.
 
     With several `shares` it chooses among the lengths of all. Which share's tokens are accepted is
     much in doubt at first, so another one than the usual becomes usual only after it was asked, and

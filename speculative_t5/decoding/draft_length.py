@@ -1,6 +1,6 @@
-"""How many tokens to draft next: what chooses that, and a fixed number.
+"""How many tokens to draft next: what a schedule is, and one that always drafts the same number.
 
-The one that pays best on a machine is chosen in `adaptive.py`.
+`adaptive.py` has the one that chooses what pays best on this machine.
 """
 
 from dataclasses import dataclass

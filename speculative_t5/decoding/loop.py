@@ -123,7 +123,7 @@ class Row:
         self.began = began
         self.stop_checker = options.stop_checker() if options.stop_checker else None
         self.tally = Tally()
-        self.num_right = 0  # tokens just before the next one that drafts were right about
+        self.num_right = 0  # tokens in a row, up to now, that drafts got right
         self.finish_reason: FinishReason | None = None
         self.stopped = False  # ended from outside, or because no token can follow
         self.broken = False  # it has met NaN, which its caches may hold
@@ -158,8 +158,8 @@ class Row:
         self.remaining -= len(emitted)
         num_accepted = min(num_accepted, len(emitted))
         self.tally.add(asked, num_drafted, num_accepted, len(emitted))
-        goes_on = 0 < num_accepted == asked
-        self.num_right = self.num_right + len(emitted) if goes_on else 0
+        accepted_whole = num_accepted > 0 and num_accepted == asked
+        self.num_right = self.num_right + len(emitted) if accepted_whole else 0
         reason = self.finish_reason
         stats = self.tally.stats(now - self.began, final=reason is not None)
         output = self.context[self.start :] if reason else []
@@ -334,7 +334,8 @@ class Batch:
         plan, rows, session = self._plan, self.rows, self._session
         assert session is not None
         self.watch.enter()
-        limits, num_right = [row.limit for row in rows], [row.num_right for row in rows]
+        limits = [row.limit for row in rows]
+        num_right = [row.num_right for row in rows]
         num_draft = plan.schedule.next(1 + max(limits), len(rows))
         with device.turn():  # a stream may have begun in another thread, or before a fork
             self.watch.begin(begun_early=self._next_tokens is not None)

@@ -10,16 +10,17 @@ import numpy as np
 # Lengths to choose from: few, as each is a shape to compile, and just below the steps of GPUs.
 LENGTHS = [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 19, 24, 31, 47, 63]
 MAX_DRAFT = LENGTHS[-1]
-LONGEST_RUN = 2 * (MAX_DRAFT + 1)  # places in a run of accepted tokens that are told apart
-# For each of LENGTHS, where rounds begin in a run.
-BEGINS = np.array([[at % (1 + n) == 0 for at in range(LONGEST_RUN + 1)] for n in LENGTHS], float)
+LONGEST_RUN = 2 * (MAX_DRAFT + 1)  # tokens in a row up to which acceptance rates are counted
+# For each of LENGTHS, 1 at the places in a run where a round begins, and 0 elsewhere.
+_EMITTED = 1 + np.array(LENGTHS)[:, None]  # by a round whose draft is accepted whole
+ROUND_BEGINS = (np.arange(LONGEST_RUN + 1) % _EMITTED == 0).astype(float)
 
 # Where a comment says so, other values were measured on the cases of simulated_devices.py in
 # scripts/benchmarks, as parts of the speed of the best fixed length over 1,000 rounds.
 
 # Acceptance, by places in a run:
 TYPICAL_RATE, TYPICAL_TOKENS = 0.8, 10.0  # a guess, and how many tokens it counts for
-BORROWED_TOKENS = 2.0  # for how many tokens the others' rate counts at each place
+BORROWED_TOKENS = 2.0  # for how many tokens the rate of the others counts at each place
 COUNT_MEMORY = 0.985  # factor by which counts decay each round
 
 # Costs. A guess, in passes over one token: a further token in the target's pass, and a step of a
@@ -52,7 +53,8 @@ class Outcome:
     typical: bool = True  # whether its time is that of other rounds with such a pass
     share: int = 0  # an index of the shares to choose from
     between_seconds: float = 0.0  # of the host, since the round before it
-    num_right: Sequence[int] = ()  # tokens in a row before it that drafts were right about; or 0
+    # Tokens in a row, just before the round, that drafts got right, by row; if empty, none.
+    num_right: Sequence[int] = ()
 
     @property
     def seconds(self) -> float:
@@ -81,15 +83,18 @@ def kind_of(share: int, place: int) -> int:
 class RunRates:
     """How often a drafted token is accepted, and how often there is one.
 
-    Acceptance is counted by how many tokens were right in a row before, in earlier rounds, too. By
-    places in a draft, short drafts would promise too much of long ones, as several of them begin in
-    a stretch of the text that is easy, and long ones too little of short ones. In `runs`, tokens
-    are counted at i that follow i right ones: those that were accepted, and all. In `finds`, rows
-    are counted at i that were asked for i tokens or more, and those that drafted as many. Earlier
-    rounds weigh less.
+    Acceptance has a rate for each place in a run of right tokens, which goes on from one round to
+    the next. If it had one for each place in a draft, the rates would depend on the length in use:
+    a long draft is more often the first after an error, and of several short ones most begin in an
+    easy stretch of the text.
+
+    `runs` has two rows. At i, the first counts accepted tokens that followed i right ones, and the
+    second all drafted tokens that did. `finds` has two rows, too. At i, the first counts requests
+    for i tokens or more, and the second those for which as many were found. Earlier rounds weigh
+    less.
 
     The target adds a token to each draft that is accepted whole. Whether the draft would have been
-    right about it is not known, so what follows counts in part as the beginning of a run.
+    right about it is not known, so what follows counts partly as the beginning of a new run.
     """
 
     def __init__(self, runs: Any = None, finds: Any = None, recent: float = 0.0) -> None:
@@ -133,9 +138,9 @@ class RunRates:
         """Return what to expect for each of LENGTHS: tokens of a round, and chances of a draft.
 
         The second has the chance that as many tokens are drafted. A token that is not found is not
-        accepted. Where little is known of a place in a run, it has the rate of all places together,
-        without the first for those after it, as that one depends on whether a lookup has found the
-        right place.
+        accepted. A place in a run of which little is known is taken to have the rate of all places
+        together. For those after the first, that rate leaves out the first, which depends on
+        whether a lookup has found the right place.
         """
         return self._expected
 
@@ -144,11 +149,12 @@ class RunRates:
         rates = np.full(LONGEST_RUN, _typical(passed[1:], tried[1:]))
         rates[0] = _typical(passed, tried)
         rates = (passed + BORROWED_TOKENS * rates) / (tried + BORROWED_TOKENS)
-        # Chances of runs of so many tokens or more. A run and the token after it take a round for
-        # each n + 1 of them, and for what is left, where n are drafted.
-        runs = np.ones(LONGEST_RUN + 1)
-        np.cumprod(rates, out=runs[1:])
-        tokens = runs.sum() / (BEGINS @ runs)
+        # The chance that a run reaches each place. The sum is the mean length of a run, with the
+        # token that ends it; the sum over the places where rounds begin is the mean of its rounds.
+        # If all rates are the same, the quotient is equation 1 of arXiv 2211.17192.
+        reached = np.ones(LONGEST_RUN + 1)
+        np.cumprod(rates, out=reached[1:])
+        tokens = reached.sum() / (ROUND_BEGINS @ reached)
         asked, drafted = self.finds
         chances = np.minimum.accumulate((drafted + 1) / (asked + 1))
         return tokens, chances[LENGTHS]
@@ -250,7 +256,7 @@ def _up_to(ends: np.ndarray, size: int) -> np.ndarray:
 
 
 def _between(begins: np.ndarray, ends: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the weights of the ranges in which each place of a run is, in all."""
+    """Return, for each place in a run, the total weight of the ranges that it is in."""
     begun, ended = (
         np.bincount(np.minimum(each, LONGEST_RUN), weights, LONGEST_RUN + 1)
         for each in (begins, ends)
