@@ -1,12 +1,11 @@
 """What each named number of num_draft "auto" is worth: halved and doubled, on simulated devices.
 
-    python scripts/benchmarks/vary_schedule.py --seeds 2 --drawn 8    # as in docs/schedule.md
+    python scripts/benchmarks/vary_schedule.py          # the table of docs/schedule.md
     python scripts/benchmarks/vary_schedule.py --only RATE_DOUBT,BORROWED_TOKENS --seeds 10
 
 Efficiency is that of simulated_devices.py: the geometric mean over all its cases and some drawn at
 random, from the 5th output to the 28th of a new process ("first") and over all rounds ("whole").
-With as many simulations as by default it differs by some .003 by chance. "Most lost" is the case
-that loses most over all rounds, and how much.
+"Most lost" is the case that loses most over all rounds, and how much.
 """
 
 import math
@@ -23,13 +22,15 @@ import typer
 from simulated_devices import CASES, Case, drawn, simulate
 
 MODULES = adaptive, outcomes
-# Numbers that say what is possible, or that a simulation without other programs does not reach.
+# Numbers that bound what can be chosen, name a kind of round, or say when the file is written.
 FIXED = {"MAX_DRAFT", "LONGEST_RUN", "PLAIN_KIND", "SAVED_FIRST"}
 SHARES_OF_ONE = {"TYPICAL_RATE", "COUNT_MEMORY", "SHARES_ALIKE", "BY_CHANCE"}  # varied by 1 - x
 
 
 @dataclass(frozen=True)
 class Efficiency:
+    """What the schedule reached: geometric means over all cases, and each case by itself."""
+
     first: float
     whole: float
     by_case: Mapping[str, float]  # over all rounds
@@ -46,7 +47,7 @@ def named_numbers() -> dict[str, float]:
 
 
 def variants(name: str, value: float) -> list[float]:
-    """Return a number's half and double, or what is missing to 1 halved and doubled."""
+    """Return a number halved and doubled; of a part of one, what it lacks is doubled and halved."""
     if name in SHARES_OF_ONE:
         return [1 - 2 * (1 - value), 1 - (1 - value) / 2]
     if isinstance(value, int):
@@ -55,7 +56,7 @@ def variants(name: str, value: float) -> list[float]:
 
 
 def all_cases(draws: int, seed: int) -> Iterator[tuple[str, Case]]:
-    """Yield the cases with their names, and so many drawn ones of each sort."""
+    """Yield all cases with their names, then `draws` random ones of each of three sorts."""
     yield from ((case.name, case) for case in CASES)
     for sort, lookup, noise in (
         ("", False, 0.04),
