@@ -57,6 +57,22 @@ def test_arrays_survive_a_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert loaded["t2"].dtype == mx.bfloat16 and loaded["t2"].tolist()[0][0] == 1.0
 
 
+@pytest.mark.parametrize("length", range(1, 9))  # of a name: entries begin at any byte
+def test_npz_files_that_others_write(tmp_path: Path, length: int) -> None:
+    """By columns, with a field only before the entry, without dimensions, empty, or by MLX."""
+    matrix = np.arange(12, dtype=np.float16).reshape(3, 4)
+    arrays = {"n" * length: matrix.T, "b": np.float32([[1, 2]]), "scalar": np.float32(3)}
+    arrays["none"] = np.zeros((0, 3), np.float32)
+    np.savez(tmp_path / "a.npz", **arrays)  # of large files: numpy notes their size in such a field
+    mx.savez(str(tmp_path / "b.npz"), **{name: mx.array(each) for name, each in arrays.items()})
+    for path in (tmp_path / "a.npz", tmp_path / "b.npz"):
+        found = read_npz(path)
+        assert found.keys() == arrays.keys()
+        for name, array in arrays.items():
+            read = found[name].read()
+            assert read.shape == array.shape and (read == array).all() and read.flags.aligned
+
+
 def test_lying_and_other_safetensors_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     lies: list[tuple[object, bytes]] = [

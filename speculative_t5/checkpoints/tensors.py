@@ -5,13 +5,15 @@ numpy has no bfloat16: such an array is uint16, beside the MLX dtype that it sta
 
 import json
 import math
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -136,41 +138,67 @@ def map_file(path: Path, offset: int, shape: Shape, dtype: mx.Dtype) -> np.ndarr
 def read_npz(path: Path) -> dict[str, StoredTensor]:
     """Open the tensors of an uncompressed .npz file, by name; reading one checks its checksum."""
     refuse_pointer(path)
-    with _damage_named(path), zipfile.ZipFile(path) as archive:
+    with _damage_named(path), path.open("rb") as file, zipfile.ZipFile(file) as archive:
         return {
-            member.filename.removesuffix(".npy"): _open_npy(path, archive, member)
+            member.filename.removesuffix(".npy"): _open_npy(path, file, archive, member)
             for member in archive.infolist()
         }
 
 
-def _open_npy(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredTensor:
+def _open_npy(
+    path: Path, file: BinaryIO, archive: zipfile.ZipFile, member: zipfile.ZipInfo
+) -> StoredTensor:
     """Read the header of one array, and check it against its size in the file."""
-    with archive.open(member) as file:
-        if (version := np.lib.format.read_magic(file)) != (1, 0):
+    with archive.open(member) as npy:
+        if (version := np.lib.format.read_magic(npy)) != (1, 0):
             raise ValueError(f"{member.filename} is in version {version} of the npy format")
-        shape, _, stored = np.lib.format.read_array_header_1_0(file)
-        start = file.tell()
+        shape, by_columns, stored = np.lib.format.read_array_header_1_0(npy)
+        header = npy.tell()
     if stored not in _FROM_NPY:
         raise ValueError(f"{member.filename}: expected tensors of floats, found {stored}")
-    tensor = StoredTensor(
-        shape, _FROM_NPY[stored], partial(_read_array, path, member.filename, shape, stored)
-    )
-    end = member.header_offset + member.file_size
-    sound = start + tensor.nbytes == member.file_size and end <= path.stat().st_size
+    begin = _begin_of(member, file)
+    entry = partial(_checked_entry, path, begin, member)
+    array = partial(_array_in, entry, header, shape, _FROM_NPY[stored], "F" if by_columns else "C")
+    tensor = StoredTensor(shape, _FROM_NPY[stored], array)
+    sound = header + tensor.nbytes == member.file_size
+    sound &= begin + member.file_size <= path.stat().st_size
     if not sound or member.compress_type != zipfile.ZIP_STORED:
         raise ValueError(
             f"{member.filename} declares {tensor.nbytes} bytes of numbers, "
-            f"its place in the file has {member.compress_size - start}"
+            f"its place in the file has {member.compress_size - header}"
         )
     return tensor
 
 
-def _read_array(path: Path, member: str, shape: Shape, stored: np.dtype[Any]) -> np.ndarray:
-    with _damage_named(path), zipfile.ZipFile(path) as archive, archive.open(member) as file:
-        array = np.lib.format.read_array(file, allow_pickle=False)
-        file.read(1)  # the checksum is compared at the end
-    assert (array.shape, array.dtype) == (shape, stored)
-    return array.view(NUMPY_TYPES[_FROM_NPY[stored]])
+def _begin_of(member: zipfile.ZipInfo, file: BinaryIO) -> int:
+    """Return where the contents of an entry begin: its own header has fields of its own."""
+    file.seek(member.header_offset)
+    name, extra = struct.unpack("<26x2H", file.read(30))  # their sizes, at the header's end
+    begin: int = member.header_offset + 30 + name + extra
+    return begin
+
+
+def _checked_entry(path: Path, begin: int, member: zipfile.ZipInfo) -> np.ndarray:
+    """Map the bytes of an entry, and compare their checksum with the archive's."""
+    entry = np.memmap(path, np.uint8, "r", begin, member.file_size)
+    if zlib.crc32(entry) != member.CRC:
+        raise ValueError(
+            f"{path} is truncated or damaged: the checksum of {printable(member.filename)} is "
+            f"wrong; {GET_MODEL_AGAIN}"
+        )
+    return entry
+
+
+def _array_in(
+    entry: Callable[[], np.ndarray],
+    header: int,
+    shape: Shape,
+    dtype: mx.Dtype,
+    order: Literal["C", "F"],
+) -> np.ndarray:
+    """Return the array after a header; an entry may begin at any byte, an array may not."""
+    numbers = entry()[header:].view(NUMPY_TYPES[dtype])
+    return np.require(numbers.reshape(shape, order=order), requirements="A")
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,10 @@ def read_sentencepiece(stored: bytes) -> SentencePieceFile:
     parts = dict(_fields(stored, skip_pieces=True))
     kind = dict(_fields(parts.get(_TRAINER, b""))).get(3, _UNIGRAM)
     user_defined: tuple[str, ...] = ()
-    if bytes([3 << 3, _USER_DEFINED]) in stored:  # or else the pieces, which are many, are skipped
-        pieces = (dict(_fields(piece)) for number, piece in _fields(stored) if number == _PIECE)
+    marked = bytes([3 << 3, _USER_DEFINED])
+    if marked in stored:  # or else the pieces, which are many, are skipped
+        found = (part for number, part in _fields(stored) if number == _PIECE and marked in part)
+        pieces = (dict(_fields(piece)) for piece in found)
         user_defined = tuple(piece[1].decode() for piece in pieces if piece.get(3) == _USER_DEFINED)
     charsmap = dict(_fields(parts.get(_NORMALIZER, b""))).get(2, b"")
     return SentencePieceFile(processor, names, charsmap, user_defined, kind == _UNIGRAM, stored)
