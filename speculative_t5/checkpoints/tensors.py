@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import BinaryIO, Literal, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -181,7 +181,7 @@ def _begin_of(member: zipfile.ZipInfo, file: BinaryIO) -> int:
 def _checked_entry(path: Path, begin: int, member: zipfile.ZipInfo) -> np.ndarray:
     """Map the bytes of an entry, and compare their checksum with the archive's."""
     entry = np.memmap(path, np.uint8, "r", begin, member.file_size)
-    if zlib.crc32(entry) != member.CRC:
+    if zlib.crc32(entry.data) != member.CRC:
         raise ValueError(
             f"{path} is truncated or damaged: the checksum of {printable(member.filename)} is "
             f"wrong; {GET_MODEL_AGAIN}"
