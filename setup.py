@@ -91,7 +91,7 @@ def products() -> Extension:
     return Extension(
         "speculative_t5.kernels._products",
         [f"{NATIVE}/products.c", f"{NATIVE}/layers.c"],
-        extra_compile_args=["-O3", "-std=gnu11", "-fvisibility=hidden"],
+        extra_compile_args=["-O3", "-std=gnu11", "-fvisibility=hidden", "-g0"],
         libraries=["pthread", "m"],
         optional=True,
     )

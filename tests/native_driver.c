@@ -76,12 +76,47 @@ static void check_product(int m, int n, int k, int transposed, float beta, int s
     float *c = beta ? numbers(size) : unknown(size);
     for (int i = 0; i < m - 1; i++)
         c[i * ldc + n] = c[i * ldc + n + 1] = 7;
-    product p = {m, n, k, lda, ldb, ldc, transposed, 0.5f, beta, a, b, c};
+    product p = {m, n, k, lda, ldb, ldc, transposed, 0.5f, beta, a, b, c, NULL};
     products_multiply(&p);
     check_known("product", c, size);
     for (int i = 0; i < m - 1; i++)
         if (c[i * ldc + n] != 7 || c[i * ldc + n + 1] != 7)
             exit(4);
+    free_arrays();
+}
+
+static matrix plain(int count)
+{
+    matrix m = {numbers(count), STORED_FLOAT32, 0, STORED_FLOAT32, NULL, NULL};
+    return m;
+}
+
+/* Numbers of any bits but those of infinities and NaN. */
+static void *bits(size_t size)
+{
+    unsigned char *bytes = room(size);
+    for (size_t i = 0; i < size; i++) {
+        state = state * 1664525 + 1013904223;
+        bytes[i] = (unsigned char)(state >> 24) & 0x3b;
+    }
+    return bytes;
+}
+
+/* A matrix of another type: `k` is a number of groups if it is affine, and else of inputs. */
+static void check_stored(int m, int n, int k, enum stored_type type, int group)
+{
+    static const int sizes[] = {32, 16, 16, 8, 4};
+    int is_affine = type == STORED_AFFINE8 || type == STORED_AFFINE4;
+    int inputs = is_affine ? k * group : k;
+    enum stored_type scale_type = (enum stored_type)(m % 3);
+    size_t scales = (size_t)n * (size_t)k * (size_t)sizes[scale_type] / 8;
+    matrix w = {bits((size_t)n * (size_t)inputs * (size_t)sizes[type] / 8), type, group, scale_type,
+                is_affine ? bits(scales) : NULL, is_affine ? bits(scales) : NULL};
+    float *y = unknown(m * n), *row = unknown(inputs);
+    layers()->linear(numbers(m * inputs), &w, m, n, inputs, y);
+    check_known("linear", y, m * n);
+    layers()->row(&w, n - 1, inputs, row);
+    check_known("row", row, inputs);
     free_arrays();
 }
 
@@ -104,7 +139,7 @@ static void check_attention(shape s, enum layer_kind kind, int own_places)
             cache[0][i] = cache[1][i] = NAN;
     layer_attention a = {
         {numbers(count), unknown(count), numbers(d), 1e-6f, s.batch, s.length, d},
-        kind, s.num_heads, size, numbers((cross ? inner : 3 * inner) * d), numbers(d * inner),
+        kind, s.num_heads, size, plain((cross ? inner : 3 * inner) * d), plain(d * inner),
         {cache[0], row * s.num_heads, row, size}, {cache[1], row * s.num_heads, row, size},
         keys, at, own_places, cross ? NULL : numbers(s.num_heads * (2 * s.reach + 1)),
         s.reach, decoder ? NULL : numbers(s.batch * keys)};
@@ -119,7 +154,7 @@ static void check_feed_forward(shape s, int d_ff, int gated, enum layer_activati
     int count = s.batch * s.length * s.d_model, d = s.d_model;
     layer_feed_forward f = {
         {numbers(count), unknown(count), numbers(d), 1e-6f, s.batch, s.length, d},
-        d_ff, numbers((gated ? 2 : 1) * d_ff * d), numbers(d * d_ff), gated, how};
+        d_ff, plain((gated ? 2 : 1) * d_ff * d), plain(d * d_ff), gated, how};
     layers()->feed_forward(&f, room(sizeof(float) * layers()->feed_forward_memory(&f)));
     check_known("feed-forward", f.io.y, count);
     free_arrays();
@@ -130,7 +165,7 @@ static void check_source(shape s)
     int inner = s.num_heads * s.head_dim, num_keys = s.length + 3;
     int held = s.batch * inner * num_keys;
     layer_source source = {numbers(s.batch * s.length * s.d_model), s.batch, s.length, s.d_model,
-                           s.num_heads, s.head_dim, numbers(2 * inner * s.d_model),
+                           s.num_heads, s.head_dim, plain(2 * inner * s.d_model),
                            unknown(held), unknown(held), num_keys};
     layers()->keys_values(&source, room(sizeof(float) * layers()->keys_values_memory(&source)));
     check_known("keys", source.keys, held);
@@ -142,7 +177,7 @@ static void check_head(shape s, int num_ids)
 {
     int count = s.batch * s.length, d = s.d_model;
     layer_head h = {numbers(count * d), numbers(d), 1e-6f, 0.5f, count, d,
-                    num_ids, numbers(num_ids * d), unknown(count * num_ids), NULL};
+                    num_ids, plain(num_ids * d), unknown(count * num_ids), NULL};
     layers()->head(&h, room(sizeof(float) * layers()->head_memory(&h)));
     check_known("logits", h.logits, count * num_ids);
     const float *found = h.logits;
@@ -166,6 +201,13 @@ static void check_all(void)
         for (size_t j = 0; j < sizeof sides / sizeof *sides; j++)
             for (int transposed = 0; transposed < 2; transposed++)
                 check_product(rows[i], sides[j][0], sides[j][1], transposed, (float)(i % 2), 0);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int j = 0; j < 3; j++) {
+            check_stored(rows[i], sides[j + 1][0], sides[j + 1][1], STORED_FLOAT16, 0);
+            check_stored(rows[i], sides[j + 1][0], sides[j + 1][1], STORED_BFLOAT16, 0);
+            check_stored(rows[i], 5 + 8 * j, j + 1, STORED_AFFINE8, 32 << j);
+            check_stored(rows[i], 5 + 8 * j, j + 1, STORED_AFFINE4, 32 << j);
+        }
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         shape s = shapes[i];
         check_attention(s, LAYER_ENCODER, 0);

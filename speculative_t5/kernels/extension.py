@@ -28,7 +28,8 @@ def load_layers() -> tuple[Any, str]:
         libraries.products.layers.restype = ctypes.c_void_p
         found.initialize(libraries.products.layers())
         one = mx.ones((1, 1))
-        found.feed_forward(one[None], one[0], one, one, "relu", False, 1e-6)
+        matrix = found.Matrix(one)
+        found.feed_forward(one[None], one[0], matrix, matrix, "relu", False, 1e-6)
     except (AttributeError, TypeError, ValueError) as error:
         # Parts of different builds; to another nanobind, MLX's arrays are of no known type.
         return None, f"not loaded: {error}"

@@ -1,9 +1,15 @@
 """T5's modules, with each layer as two or three operations of MLX's graphs (native/blocks.cpp).
 
-A layer takes about forty of MLX's own operations, whose overhead dominates in small models. The
-modules here differ from the plain ones in their classes alone, and compute as those do where
-something in them is not plain float32.
+A layer takes about forty of MLX's own operations, whose overhead dominates in small models. And
+MLX's products of matrices that are not float32 never reach a fast library on Linux's CPUs; here
+they are read as they are stored, in 16, 8 or 4 bits, and computed with in float32.
+
+The modules differ from the plain ones in their classes alone, and compute as those do where
+something in them is of another kind.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,17 +19,47 @@ from ..models import HeadOutput, t5
 from .extension import load_layers
 
 library, _ = load_layers()  # native/blocks.cpp
+BITS, GROUP_SIZES = (4, 8), (32, 64, 128)  # of quantized matrices that it takes
 
 
 class FusedEmbedding(nn.Embedding):
     """An embedding that returns NaN for ids out of its range, which MLX does not check."""
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        if _usable(self.weight):
-            x: mx.array = library.embed(tokens.astype(mx.int32), self.weight)
+        matrix = _matrix(self)
+        x: mx.array
+        if matrix is not None and _usable():
+            x = library.embed(tokens.astype(mx.int32), matrix)
         else:
             x = super().__call__(tokens)
         return x
+
+
+class StoredEmbedding(FusedEmbedding):
+    """One of 16 bits, for a model that computes in float32."""
+
+
+class StoredLinear(nn.Linear):
+    """A matrix of 16 bits, where no larger operation has it."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return _product(self, x, super().__call__)
+
+
+class QuantizedEmbedding(nn.QuantizedEmbedding):
+    """As `FusedEmbedding`."""
+
+    __call__ = FusedEmbedding.__call__
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return _product(self, x, super().as_linear)
+
+
+class QuantizedLinear(nn.QuantizedLinear):
+    """A quantized matrix, where no larger operation has it."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return _product(self, x, super().__call__)
 
 
 class FusedEncoderLayer(t5.EncoderLayer):
@@ -34,8 +70,8 @@ class FusedEncoderLayer(t5.EncoderLayer):
         x = library.encoder_attention(
             x,
             self.self_norm.weight,
-            attention.qkv.weight,
-            attention.out.weight,
+            _matrix(attention.qkv),
+            _matrix(attention.out),
             bias.table,
             bias.mask,
             self.self_norm.eps,
@@ -59,8 +95,8 @@ class FusedDecoderLayer(t5.DecoderLayer):
         x, cache = library.decoder_attention(
             x,
             self.self_norm.weight,
-            own.qkv.weight,
-            own.out.weight,
+            _matrix(own.qkv),
+            _matrix(own.out),
             bias.table,
             cache,
             bias.offsets,
@@ -70,8 +106,8 @@ class FusedDecoderLayer(t5.DecoderLayer):
         grouped = library.cross_attention(
             x.reshape(source.shape[1], -1, x.shape[2]),
             self.cross_norm.weight,
-            cross.q.weight,
-            cross.out.weight,
+            _matrix(cross.q),
+            _matrix(cross.out),
             source,
             mask,
             self.cross_norm.eps,
@@ -83,9 +119,10 @@ class FusedCrossAttention(t5.CrossAttention):
     """Keys and values of a source in one operation."""
 
     def keys_values(self, memory: mx.array, width: int | None = None) -> mx.array:
-        if width is None or not (_is_plain(self.kv) and _usable(memory)):
+        matrix = _matrix(self.kv)
+        if width is None or matrix is None or not _usable(memory):
             return super().keys_values(memory, width)
-        kv: mx.array = library.keys_values(memory, self.kv.weight, self.num_heads, width)
+        kv: mx.array = library.keys_values(memory, matrix, self.num_heads, width)
         return kv
 
 
@@ -95,15 +132,17 @@ class FusedHead(t5.Head):
     def __call__(
         self, kind: HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
     ) -> mx.array:
-        if self.cap is not None or not (_is_plain(norm) and _is_plain(output) and _usable(x)):
+        matrix = _matrix(output)
+        if self.cap is not None or matrix is None or not (_is_norm(norm) and _usable(x)):
             return super().__call__(kind, x, norm, output, size)
         run = library.logits if kind == "logits" else library.best
-        scores: mx.array = run(x, norm.weight, output.weight, self.scale, norm.eps, size)
+        scores: mx.array = run(x, norm.weight, matrix, self.scale, norm.eps, size)
         return scores
 
 
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Embedding: FusedEmbedding,  # the embedding is not one of these if it is quantized
+    nn.QuantizedEmbedding: QuantizedEmbedding,
+    nn.QuantizedLinear: QuantizedLinear,
     t5.EncoderLayer: FusedEncoderLayer,
     t5.DecoderLayer: FusedDecoderLayer,
     t5.CrossAttention: FusedCrossAttention,
@@ -111,35 +150,74 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
+def faster_class(module: nn.Module) -> type[nn.Module] | None:
+    """Return the class that a module of a model that computes in float32 is to have, if any."""
+    if type(module) is nn.Embedding:
+        return FusedEmbedding if module.weight.dtype == mx.float32 else StoredEmbedding
+    if type(module) is nn.Linear:  # MLX's own products of float32 reach the C parts
+        return None if module.weight.dtype == mx.float32 else StoredLinear
+    return FUSED.get(type(module))
+
+
 def _feed_forward(layer: t5.EncoderLayer | t5.DecoderLayer, x: mx.array) -> mx.array:
     norm, inner = layer.feed_forward_norm, layer.feed_forward
     y: mx.array = library.feed_forward(
-        x, norm.weight, inner.wi.weight, inner.wo.weight, inner.activation, inner.gated, norm.eps
+        x,
+        norm.weight,
+        _matrix(inner.wi),
+        _matrix(inner.wo),
+        inner.activation,
+        inner.gated,
+        norm.eps,
     )
     return y
 
 
+def _product(module: nn.Module, x: mx.array, plain: Callable[[mx.array], mx.array]) -> mx.array:
+    """Return x times a matrix; `plain` does so where the library cannot."""
+    matrix = _matrix(module)
+    y: mx.array = plain(x) if matrix is None or not _usable(x) else library.linear(x, matrix)
+    return y
+
+
 def _fits(layer: t5.EncoderLayer | t5.DecoderLayer) -> bool:
-    """Whether nothing in a layer is quantized, wrapped or replaced."""
+    """Whether nothing in a layer is wrapped or replaced."""
     own, feed = layer.self_attention, layer.feed_forward
     if type(own) is not t5.SelfAttention or type(feed) is not t5.FeedForward:
         return False
-    parts = [layer.self_norm, own.qkv, own.out, layer.feed_forward_norm, feed.wi, feed.wo]
+    norms = [layer.self_norm, layer.feed_forward_norm]
+    matrices = [own.qkv, own.out, feed.wi, feed.wo]
     if isinstance(layer, t5.DecoderLayer):
         cross = layer.cross_attention
         if type(cross) is not FusedCrossAttention:
             return False
-        parts += [layer.cross_norm, cross.q, cross.out]
-    return all(map(_is_plain, parts))
+        norms.append(layer.cross_norm)
+        matrices += [cross.q, cross.out]
+    return all(map(_is_norm, norms)) and all(_matrix(each) is not None for each in matrices)
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether a module is a float32 matrix or norm of MLX, without a bias."""
-    return (
-        type(module) in (nn.Linear, nn.Embedding, FusedEmbedding, nn.RMSNorm)
-        and "bias" not in module
-        and module.weight.dtype == mx.float32
-    )
+def _is_norm(module: nn.Module) -> bool:
+    """Whether a module is a float32 norm of MLX."""
+    return type(module) is nn.RMSNorm and module.weight.dtype == mx.float32
+
+
+def _matrix(module: nn.Module) -> Any:
+    """Return a module's matrix as the library takes it; None if it cannot.
+
+    It takes those without a bias, as MLX's affine quantization packs them in 8 or 4 bits, or of
+    floats: of 16 bits only where they are computed with in float32.
+    """
+    if library is None or "bias" in module:
+        return None
+    if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
+        if module.mode != "affine" or module.bits not in BITS:
+            return None
+        return library.Matrix(module.weight, module.scales, module.biases, module.bits)
+    is_stored = type(module) in (StoredLinear, StoredEmbedding)
+    is_plain = type(module) in (nn.Linear, nn.Embedding, FusedEmbedding)
+    if is_stored or (is_plain and module.weight.dtype == mx.float32):
+        return library.Matrix(module.weight)
+    return None
 
 
 def _usable(*arrays: mx.array | None) -> bool:

@@ -87,6 +87,74 @@ mx::array in_order(const mx::array& a) {
   return a.is_available() && a.flags().row_contiguous ? a : mx::contiguous(a);
 }
 
+// What is known of a matrix (outputs, inputs) without its arrays.
+struct Kind {
+  int outputs, inputs;
+  size_t num_arrays;  // 3 if it is quantized: with scales and biases
+  matrix empty;
+
+  // The matrix whose arrays are inputs of an operation; `at` goes from their place to the next.
+  matrix read(const Arrays& evaluated, size_t& at) const {
+    matrix found = empty;
+    found.data = evaluated[at].data<char>();
+    if (num_arrays == 3) {
+      found.scales = evaluated[at + 1].data<char>();
+      found.biases = evaluated[at + 2].data<char>();
+    }
+    at += num_arrays;
+    return found;
+  }
+};
+
+// A matrix of float32 or 16 bits, or as MLX's affine quantization packs it in 8 or 4 bits, with
+// scales and biases for each group of inputs.
+class Matrix : public Kind {
+ public:
+  Matrix(const mx::array& weight, const Maybe& scales, const Maybe& biases, int bits) : Kind{} {
+    check(weight.ndim() == 2 && weight.size(), "a matrix is (outputs, inputs)");
+    outputs = weight.shape(0);
+    inputs = weight.shape(1);
+    arrays.push_back(in_order(weight));
+    if (scales || biases)
+      add_groups(weight, scales, biases, bits);
+    else
+      empty.type = float_type(weight);
+    num_arrays = arrays.size();
+  }
+
+  Arrays arrays;
+
+ private:
+  void add_groups(const mx::array& weight, const Maybe& scales, const Maybe& biases, int bits) {
+    check(weight.dtype() == mx::uint32 && (bits == 8 || bits == 4),
+          "quantized matrices are uint32, of 8 or 4 bits");
+    check(scales && biases && scales->ndim() == 2 && scales->shape() == biases->shape() &&
+              scales->dtype() == biases->dtype() && scales->shape(0) == outputs && scales->size(),
+          "scales and biases are (outputs, inputs / group), of one type");
+    inputs *= 32 / bits;
+    empty.type = bits == 8 ? STORED_AFFINE8 : STORED_AFFINE4;
+    empty.group = inputs / scales->shape(1);
+    empty.scale_type = float_type(*scales);
+    check((empty.group == 32 || empty.group == 64 || empty.group == 128) &&
+              empty.group * scales->shape(1) == inputs,
+          "groups have 32, 64 or 128 inputs");
+    arrays.insert(arrays.end(), {in_order(*scales), in_order(*biases)});
+  }
+
+  static stored_type float_type(const mx::array& a) {
+    if (a.dtype() == mx::float32)
+      return STORED_FLOAT32;
+    if (a.dtype() == mx::float16)
+      return STORED_FLOAT16;
+    check(a.dtype() == mx::bfloat16, "matrices and scales are float32, float16 or bfloat16");
+    return STORED_BFLOAT16;
+  }
+};
+
+void append(Arrays& inputs, const Matrix& m) {
+  inputs.insert(inputs.end(), m.arrays.begin(), m.arrays.end());
+}
+
 // The keys, part 0, or the values, part 1, of an array (2, B, H, T, D).
 layer_heads heads(const mx::array& a, int part) {
   float* data = const_cast<float*>(a.data<float>()) + part * a.strides(0);
@@ -141,12 +209,13 @@ class Layer : public Operation {
   float epsilon_;
 };
 
-// Inputs: x, norm, into, out; then encoder: bias, mask; decoder: bias, the cache, at; cross: the
-// source, mask. A mask need not be there. Cache and source have keys and values.
+// Inputs: x, norm, the arrays of into and out; then encoder: bias, mask; decoder: bias, the cache,
+// at; cross: the source, mask. A mask need not be there. Cache and source have keys and values.
 class Attention : public Layer {
  public:
-  Attention(mx::Stream stream, float epsilon, layer_kind kind, int num_heads)
-      : Layer(stream, epsilon), kind_(kind), num_heads_(num_heads) {}
+  Attention(mx::Stream stream, float epsilon, layer_kind kind, int num_heads, const Kind& into,
+            const Kind& out)
+      : Layer(stream, epsilon), kind_(kind), num_heads_(num_heads), into_(into), out_(out) {}
 
   const char* name() const override { return "Attention"; }
 
@@ -155,17 +224,19 @@ class Attention : public Layer {
     a.io = io(inputs, outputs);
     a.kind = kind_;
     a.num_heads = num_heads_;
-    a.head_dim = inputs[3].shape(1) / num_heads_;
-    a.into = inputs[2].data<float>();
-    a.out = inputs[3].data<float>();
+    a.head_dim = out_.inputs / num_heads_;
+    size_t next = 2;
+    a.into = into_.read(inputs, next);
+    a.out = out_.read(inputs, next);
     a.num_keys = a.io.length;
     if (kind_ != LAYER_CROSS) {
-      a.bias = data_in_order(inputs[4], "the bias has to be in row-major order");
-      a.reach = inputs[4].shape(1) / 2;
+      const auto& bias = inputs[next++];
+      a.bias = data_in_order(bias, "the bias has to be in row-major order");
+      a.reach = bias.shape(1) / 2;
     }
     auto& encoder = mx::cpu::get_command_encoder(stream());
     if (kind_ == LAYER_DECODER) {
-      const auto &cache = inputs[5], &at = inputs[6];
+      const auto &cache = inputs[next], &at = inputs[next + 1];
       check_pieces(cache);
       auto old_keys = heads(cache, 0), old_values = heads(cache, 1);
       bool elsewhere = take_place(cache, outputs[1]);
@@ -185,13 +256,14 @@ class Attention : public Layer {
       return;
     }
     if (kind_ == LAYER_CROSS) {
-      check_pieces(inputs[4]);
-      a.keys = heads(inputs[4], 0);
-      a.values = heads(inputs[4], 1);
-      a.num_keys = inputs[4].shape(3);
+      const auto& source = inputs[next++];
+      check_pieces(source);
+      a.keys = heads(source, 0);
+      a.values = heads(source, 1);
+      a.num_keys = source.shape(3);
     }
-    if (inputs.size() > 5)
-      a.mask = data_in_order(inputs[5], "the mask has to be in row-major order");
+    if (inputs.size() > next)
+      a.mask = data_in_order(inputs[next], "the mask has to be in row-major order");
     encoder.dispatch([a, f = functions] { f->attend(&a, Workspace(f->attend_memory(&a))); });
   }
 
@@ -202,19 +274,22 @@ class Attention : public Layer {
 
   layer_kind kind_;
   int num_heads_;
+  Kind into_, out_;
 };
 
-// Inputs: x, norm, into, out.
+// Inputs: x, norm, the arrays of into and out.
 class FeedForward : public Layer {
  public:
-  FeedForward(mx::Stream stream, float epsilon, bool gated, layer_activation activation)
-      : Layer(stream, epsilon), gated_(gated), activation_(activation) {}
+  FeedForward(mx::Stream stream, float epsilon, bool gated, layer_activation activation,
+              const Kind& into, const Kind& out)
+      : Layer(stream, epsilon), gated_(gated), activation_(activation), into_(into), out_(out) {}
 
   const char* name() const override { return "FeedForward"; }
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
-    layer_feed_forward layer{io(inputs, outputs), inputs[3].shape(1), inputs[2].data<float>(),
-                             inputs[3].data<float>(), gated_, activation_};
+    size_t next = 2;
+    matrix into = into_.read(inputs, next), out = out_.read(inputs, next);
+    layer_feed_forward layer{io(inputs, outputs), out_.inputs, into, out, gated_, activation_};
     mx::cpu::get_command_encoder(stream()).dispatch([layer, f = functions] {
       f->feed_forward(&layer, Workspace(f->feed_forward_memory(&layer)));
     });
@@ -223,12 +298,27 @@ class FeedForward : public Layer {
  private:
   bool gated_;
   layer_activation activation_;
+  Kind into_, out_;
 };
 
-// Inputs: the encoder's output, and a weight. Keys and values are as wide as the output says.
-class KeysValues : public Operation {
+// An operation with one matrix, whose arrays come last in its inputs.
+class WithMatrix : public Operation {
  public:
-  using Operation::Operation;
+  WithMatrix(mx::Stream stream, const Kind& kind) : Operation(stream), kind_(kind) {}
+
+ protected:
+  matrix read_matrix(const Arrays& inputs) const {
+    size_t first = inputs.size() - kind_.num_arrays;
+    return kind_.read(inputs, first);
+  }
+
+  Kind kind_;
+};
+
+// Inputs: the encoder's output, and a matrix. Keys and values are as wide as the output says.
+class KeysValues : public WithMatrix {
+ public:
+  using WithMatrix::WithMatrix;
 
   const char* name() const override { return "KeysValues"; }
 
@@ -237,7 +327,7 @@ class KeysValues : public Operation {
     auto& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
     layer_source s{data_in_order(x, X_ORDER), x.shape(0), x.shape(1), x.shape(2), out.shape(2),
-                   out.shape(4), inputs[1].data<float>(), heads(out, 0).data, heads(out, 1).data,
+                   out.shape(4), read_matrix(inputs), heads(out, 0).data, heads(out, 1).data,
                    out.shape(3)};
     mx::cpu::get_command_encoder(stream()).dispatch([s, f = functions] {
       f->keys_values(&s, Workspace(f->keys_values_memory(&s)));
@@ -245,12 +335,33 @@ class KeysValues : public Operation {
   }
 };
 
-// Inputs: x, the norm's weight, the head's, of which the first rows are used. The output is logits,
-// or the best ids.
-class Head : public Operation {
+// Inputs: x and a matrix.
+class Linear : public WithMatrix {
  public:
-  Head(mx::Stream stream, float epsilon, float scale, int num_ids)
-      : Operation(stream), epsilon_(epsilon), scale_(scale), num_ids_(num_ids) {}
+  using WithMatrix::WithMatrix;
+
+  const char* name() const override { return "Linear"; }
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    const auto& x = inputs[0];
+    auto& out = outputs[0];
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [from = data_in_order(x, X_ORDER), w = read_matrix(inputs), n = kind_.outputs,
+         m = (int)(x.size() / kind_.inputs), k = kind_.inputs, to = out.data<float>(),
+         f = functions] {
+          if (m > 0)
+            f->linear(from, &w, m, n, k, to);
+        });
+  }
+};
+
+// Inputs: x, the norm's weight, and the head's matrix, of which the first rows are used. The output
+// is logits, or the best ids.
+class Head : public WithMatrix {
+ public:
+  Head(mx::Stream stream, const Kind& kind, float epsilon, float scale, int num_ids)
+      : WithMatrix(stream, kind), epsilon_(epsilon), scale_(scale), num_ids_(num_ids) {}
 
   const char* name() const override { return "Head"; }
 
@@ -260,7 +371,7 @@ class Head : public Operation {
     out.set_data(mx::allocator::malloc(out.nbytes()));
     bool best = out.dtype() == mx::int32;
     layer_head h{data_in_order(x, X_ORDER), inputs[1].data<float>(), epsilon_, scale_,
-                 x.shape(0) * x.shape(1), x.shape(2), num_ids_, inputs[2].data<float>(),
+                 x.shape(0) * x.shape(1), x.shape(2), num_ids_, read_matrix(inputs),
                  best ? nullptr : out.data<float>(), best ? out.data<int>() : nullptr};
     mx::cpu::get_command_encoder(stream()).dispatch(
         [h, f = functions] { f->head(&h, Workspace(f->head_memory(&h))); });
@@ -273,27 +384,28 @@ class Head : public Operation {
 
 // Inputs: ids and an embedding. There is no row for an id that is out of range: it gives NaN. The mark
 // of a draft whose own logits are NaN stands for any id, as what a draft says is judged.
-class Embed : public Operation {
+class Embed : public WithMatrix {
  public:
-  using Operation::Operation;
+  using WithMatrix::WithMatrix;
 
   const char* name() const override { return "Embed"; }
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
-    const auto &ids = inputs[0], &weight = inputs[1];
+    const auto& ids = inputs[0];
     auto& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
     mx::cpu::get_command_encoder(stream()).dispatch(
         [from = ids.data<int>(), batch = ids.shape(0), length = ids.shape(1),
-         row = ids.strides(0), place = ids.strides(1), rows = weight.data<float>(),
-         to = out.data<float>(), num_rows = weight.shape(0), width = weight.shape(1)]() mutable {
+         row = ids.strides(0), place = ids.strides(1), rows = read_matrix(inputs),
+         to = out.data<float>(), num_rows = kind_.outputs, width = kind_.inputs,
+         f = functions]() mutable {
           for (int b = 0; b < batch; b++)
             for (int t = 0; t < length; t++, to += width) {
               int id = from[b * row + t * place];
               if (id == LAYER_NAN)
                 id = 0;
               if (id >= 0 && id < num_rows)
-                std::copy_n(rows + (size_t)id * width, width, to);
+                f->row(&rows, id, width, to);
               else
                 std::fill_n(to, width, NAN);
             }
@@ -305,25 +417,25 @@ mx::Stream here() {
   return mx::default_stream(mx::Device::cpu);
 }
 
-// x, and weights in order; all of them float32.
-Arrays inputs_of(const mx::array& x, const mx::array& norm, const mx::array& into,
-                 const mx::array& out) {
+// x, the norm, and the arrays of two matrices.
+Arrays inputs_of(const mx::array& x, const mx::array& norm, const Matrix& into,
+                 const Matrix& out) {
   check(functions, "not initialized");
-  for (const auto* a : {&x, &norm, &into, &out})
-    check(a->dtype() == mx::float32, "arrays have to be float32");
+  check(x.dtype() == mx::float32 && norm.dtype() == mx::float32, "x and norm have to be float32");
   int width = x.ndim() == 3 && x.size() ? x.shape(2) : -1;
-  check(norm.ndim() == 1 && norm.shape(0) == width && into.ndim() == 2 &&
-            into.shape(1) == width && out.ndim() == 2 && out.shape(0) == width,
+  check(norm.ndim() == 1 && norm.shape(0) == width && into.inputs == width && out.outputs == width,
         "x is (B, L, d), the norm (d,), the weights (outputs, d) and (d, inputs)");
-  return {x, in_order(norm), in_order(into), in_order(out)};
+  Arrays inputs{x, in_order(norm)};
+  append(inputs, into);
+  append(inputs, out);
+  return inputs;
 }
 
-void check_bias(const mx::array& bias, const Arrays& inputs) {
+void check_bias(const mx::array& bias, const Matrix& into, const Matrix& out) {
   check(bias.dtype() == mx::float32 && bias.ndim() == 2 && bias.shape(1) % 2 == 1 &&
             bias.shape(0) > 0,
         "the bias is (H, 2 * reach + 1), float32");
-  int inner = inputs[3].shape(1);
-  check(inner % bias.shape(0) == 0 && inputs[2].shape(0) == 3 * inner,
+  check(out.inputs % bias.shape(0) == 0 && into.outputs == 3 * out.inputs,
         "the weights are (3 H D, d) and (d, H D)");
 }
 
@@ -342,24 +454,25 @@ void check_heads(const mx::array& kv, const mx::array& x, int inner) {
   check(kv.shape(1) == x.shape(0), "x and keys have different numbers of rows");
 }
 
-mx::array encoder_attention(const mx::array& x, const mx::array& norm, const mx::array& into,
-                            const mx::array& out, const mx::array& bias, const Maybe& mask,
+mx::array encoder_attention(const mx::array& x, const mx::array& norm, const Matrix& into,
+                            const Matrix& out, const mx::array& bias, const Maybe& mask,
                             float epsilon) {
   Arrays inputs = inputs_of(x, norm, into, out);
-  check_bias(bias, inputs);
+  check_bias(bias, into, out);
   inputs.push_back(bias);
   add_mask(inputs, mask, x.shape(0), x.shape(1));
   return mx::array(x.shape(), mx::float32,
-                   std::make_shared<Attention>(here(), epsilon, LAYER_ENCODER, bias.shape(0)),
+                   std::make_shared<Attention>(here(), epsilon, LAYER_ENCODER, bias.shape(0), into,
+                                               out),
                    std::move(inputs));
 }
 
 std::tuple<mx::array, mx::array> decoder_attention(
-    const mx::array& x, const mx::array& norm, const mx::array& into, const mx::array& out,
+    const mx::array& x, const mx::array& norm, const Matrix& into, const Matrix& out,
     const mx::array& bias, const mx::array& cache, const mx::array& at, float epsilon) {
   Arrays inputs = inputs_of(x, norm, into, out);
-  check_bias(bias, inputs);
-  check_heads(cache, x, out.shape(1));
+  check_bias(bias, into, out);
+  check_heads(cache, x, out.inputs);
   check(bias.shape(0) == cache.shape(2), "bias and keys have different numbers of heads");
   check(x.shape(1) <= cache.shape(3), "there are more positions than places");
   check(at.dtype() == mx::int32 && at.ndim() == 1 &&
@@ -368,72 +481,90 @@ std::tuple<mx::array, mx::array> decoder_attention(
   inputs.insert(inputs.end(), {bias, cache, at});
   auto made = mx::array::make_arrays(
       {x.shape(), cache.shape()}, {mx::float32, mx::float32},
-      std::make_shared<Attention>(here(), epsilon, LAYER_DECODER, cache.shape(2)), inputs);
+      std::make_shared<Attention>(here(), epsilon, LAYER_DECODER, cache.shape(2), into, out),
+      inputs);
   return {made[0], made[1]};
 }
 
-mx::array cross_attention(const mx::array& x, const mx::array& norm, const mx::array& into,
-                          const mx::array& out, const mx::array& source, const Maybe& mask,
+mx::array cross_attention(const mx::array& x, const mx::array& norm, const Matrix& into,
+                          const Matrix& out, const mx::array& source, const Maybe& mask,
                           float epsilon) {
   Arrays inputs = inputs_of(x, norm, into, out);
-  check_heads(source, x, out.shape(1));
-  check(into.shape(0) == out.shape(1), "the weights are (H D, d) and (d, H D)");
+  check_heads(source, x, out.inputs);
+  check(into.outputs == out.inputs, "the weights are (H D, d) and (d, H D)");
   inputs.push_back(source);
   add_mask(inputs, mask, source.shape(1), source.shape(3));
   return mx::array(x.shape(), mx::float32,
-                   std::make_shared<Attention>(here(), epsilon, LAYER_CROSS, source.shape(2)),
+                   std::make_shared<Attention>(here(), epsilon, LAYER_CROSS, source.shape(2), into,
+                                               out),
                    std::move(inputs));
 }
 
-mx::array feed_forward(const mx::array& x, const mx::array& norm, const mx::array& into,
-                       const mx::array& out, const std::string& activation, bool gated,
+mx::array feed_forward(const mx::array& x, const mx::array& norm, const Matrix& into,
+                       const Matrix& out, const std::string& activation, bool gated,
                        float epsilon) {
   static const std::pair<const char*, layer_activation> known[] = {
       {"relu", LAYER_RELU}, {"gelu", LAYER_GELU}, {"gelu_new", LAYER_GELU_NEW},
       {"silu", LAYER_SILU}};
   Arrays inputs = inputs_of(x, norm, into, out);
-  check(into.shape(0) == (gated ? 2 : 1) * out.shape(1), "the weights are (d_ff, d), (d, d_ff)");
+  check(into.outputs == (gated ? 2 : 1) * out.inputs, "the weights are (d_ff, d), (d, d_ff)");
   for (const auto& [name, value] : known)
     if (name == activation)
       return mx::array(x.shape(), mx::float32,
-                       std::make_shared<FeedForward>(here(), epsilon, gated, value),
+                       std::make_shared<FeedForward>(here(), epsilon, gated, value, into, out),
                        std::move(inputs));
   refuse("unknown activation " + activation);
 }
 
-mx::array keys_values(const mx::array& x, const mx::array& into, int num_heads, int num_keys) {
+mx::array keys_values(const mx::array& x, const Matrix& into, int num_heads, int num_keys) {
   check(functions, "not initialized");
-  check(x.dtype() == mx::float32 && into.dtype() == mx::float32 && x.ndim() == 3 && x.size() &&
-            into.ndim() == 2 && into.shape(1) == x.shape(2),
-        "x is (B, L, d) and the weight (2 H D, d), float32");
-  check(num_heads > 0 && into.shape(0) % (2 * num_heads) == 0, "the weight is (2 H D, d)");
+  check(x.dtype() == mx::float32 && x.ndim() == 3 && x.size() && into.inputs == x.shape(2),
+        "x is (B, L, d), float32, and the weight (2 H D, d)");
+  check(num_heads > 0 && into.outputs % (2 * num_heads) == 0, "the weight is (2 H D, d)");
   check(num_keys >= x.shape(1), "there have to be as many keys as positions");
-  return mx::array({2, x.shape(0), num_heads, num_keys, into.shape(0) / (2 * num_heads)},
-                   mx::float32, std::make_shared<KeysValues>(here()), {x, in_order(into)});
+  Arrays inputs{x};
+  append(inputs, into);
+  return mx::array({2, x.shape(0), num_heads, num_keys, into.outputs / (2 * num_heads)},
+                   mx::float32, std::make_shared<KeysValues>(here(), into), std::move(inputs));
 }
 
-mx::array head_of(const mx::array& x, const mx::array& norm, const mx::array& weight, float scale,
+mx::array linear(const mx::array& x, const Matrix& weight) {
+  check(functions, "not initialized");
+  check(x.dtype() == mx::float32 && x.ndim() > 0 && x.shape(-1) == weight.inputs,
+        "x is (..., inputs), float32, and the weight (outputs, inputs)");
+  mx::Shape shape = x.shape();
+  shape.back() = weight.outputs;
+  Arrays inputs{in_order(x)};
+  append(inputs, weight);
+  return mx::array(std::move(shape), mx::float32, std::make_shared<Linear>(here(), weight),
+                   std::move(inputs));
+}
+
+mx::array head_of(const mx::array& x, const mx::array& norm, const Matrix& weight, float scale,
                   float epsilon, int num_ids, bool best) {
   check(functions, "not initialized");
-  for (const auto* a : {&x, &norm, &weight})
-    check(a->dtype() == mx::float32, "arrays have to be float32");
+  check(x.dtype() == mx::float32 && norm.dtype() == mx::float32, "x and norm have to be float32");
   check(x.ndim() == 3 && norm.ndim() == 1 && norm.shape(0) == x.shape(2) &&
-            weight.ndim() == 2 && weight.shape(1) == x.shape(2),
+            weight.inputs == x.shape(2),
         "x is (B, L, d), the norm (d,), the weight (V, d)");
-  check(num_ids > 0 && num_ids <= weight.shape(0), "num_ids is more than the ids of the weight");
+  check(num_ids > 0 && num_ids <= weight.outputs, "num_ids is more than the ids of the weight");
   mx::Shape shape{x.shape(0), x.shape(1)};
   if (!best)
     shape.push_back(num_ids);
+  Arrays inputs{x, in_order(norm)};
+  append(inputs, weight);
   return mx::array(shape, best ? mx::int32 : mx::float32,
-                   std::make_shared<Head>(here(), epsilon, scale, num_ids),
-                   {x, in_order(norm), in_order(weight)});
+                   std::make_shared<Head>(here(), weight, epsilon, scale, num_ids),
+                   std::move(inputs));
 }
 
-mx::array embed(const mx::array& ids, const mx::array& weight) {
+mx::array embed(const mx::array& ids, const Matrix& weight) {
+  check(functions, "not initialized");
   check(ids.dtype() == mx::int32 && ids.ndim() == 2, "ids are (B, L), int32");
-  check(weight.dtype() == mx::float32 && weight.ndim() == 2, "the weight is (V, d), float32");
-  return mx::array({ids.shape(0), ids.shape(1), weight.shape(1)}, mx::float32,
-                   std::make_shared<Embed>(here()), {ids, in_order(weight)});
+  Arrays inputs{ids};
+  append(inputs, weight);
+  return mx::array({ids.shape(0), ids.shape(1), weight.inputs}, mx::float32,
+                   std::make_shared<Embed>(here(), weight), std::move(inputs));
 }
 
 }  // namespace
@@ -447,6 +578,12 @@ NB_MODULE(_blocks, m) {
     check(found && found->version == LAYERS_VERSION, "another version of the layers");
     functions = found;
   });
+  nb::class_<Matrix>(m, "Matrix")
+      .def(nb::init<const mx::array&, const Maybe&, const Maybe&, int>(), nb::arg("weight"),
+           nb::arg("scales").none() = nb::none(), nb::arg("biases").none() = nb::none(),
+           nb::arg("bits") = 0);
+  nb::implicitly_convertible<mx::array, Matrix>();
+  m.def("linear", &linear);
   m.def("encoder_attention", &encoder_attention, nb::arg("x"), nb::arg("norm"), nb::arg("into"),
         nb::arg("out"), nb::arg("bias"), nb::arg("mask").none(), nb::arg("epsilon"));
   m.def("decoder_attention", &decoder_attention);
@@ -455,11 +592,11 @@ NB_MODULE(_blocks, m) {
   m.def("feed_forward", &feed_forward);
   m.def("keys_values", &keys_values);
   m.def("embed", &embed);
-  m.def("logits", [](const mx::array& x, const mx::array& norm, const mx::array& weight,
+  m.def("logits", [](const mx::array& x, const mx::array& norm, const Matrix& weight,
                      float scale, float epsilon, int num_ids) {
     return head_of(x, norm, weight, scale, epsilon, num_ids, false);
   });
-  m.def("best", [](const mx::array& x, const mx::array& norm, const mx::array& weight, float scale,
+  m.def("best", [](const mx::array& x, const mx::array& norm, const Matrix& weight, float scale,
                    float epsilon, int num_ids) {
     return head_of(x, norm, weight, scale, epsilon, num_ids, true);
   });

@@ -118,15 +118,16 @@ DOTS(5)
 DOTS(6)
 #undef DOTS
 
-/* Of the rows that are left, as many as make tiles of like heights. */
-INLINE int NAME(height)(int left)
+/* Of the rows that are left, as many as make tiles of like heights, `most` at most. */
+INLINE int NAME(height)(int left, int most)
 {
-    const int tiles = (left - 1) / ROWS + 1;
+    const int tiles = (left - 1) / most + 1;
     return (left + tiles - 1) / tiles;
 }
 
-/* Columns to `end`; the tiles of a group of columns share what is to be fetched ahead. */
-static TARGET void NAME(dot_columns)(const product *p, int column, int end)
+/* Columns to `end`; the tiles of a group of columns share what is to be fetched ahead: those that are
+ * `distance` columns on, or nothing new if that is 0. */
+static TARGET void NAME(dot_columns)(const product *p, int column, int end, int distance)
 {
     static void (*const many[])(const product *, int, int, const float *, int) = {
         NAME(dots1), NAME(dots2), NAME(dots3), NAME(dots4), NAME(dots5), NAME(dots6)};
@@ -135,16 +136,16 @@ static TARGET void NAME(dot_columns)(const product *p, int column, int end)
     const int tiles = (p->m + ROWS - 1) / ROWS;
     const int num_ahead = tiles == 1 ? COLUMNS : tiles < COLUMNS ? COLUMNS / 2 : 1;
     for (; column + COLUMNS <= end; column += COLUMNS) {
-        const float *ahead = p->b + (size_t)(column + 2 * COLUMNS) * (size_t)p->ldb;
+        const float *ahead = p->b + (size_t)(column + distance) * (size_t)p->ldb;
         for (int row = 0, rows, turn = 0; row < p->m; row += rows, turn += num_ahead) {
-            rows = NAME(height)(p->m - row);
+            rows = NAME(height)(p->m - row, ROWS);
             many[rows - 1](p, row, column, ahead + (size_t)(turn % COLUMNS) * (size_t)p->ldb,
                            num_ahead);
         }
     }
     for (; column < end; column++)
         for (int row = 0, rows; row < p->m; row += rows) {
-            rows = NAME(height)(p->m - row);
+            rows = NAME(height)(p->m - row, ROWS);
             one[rows - 1](p, row, column);
         }
 }
@@ -196,7 +197,7 @@ static TARGET void NAME(axpy_tiles)(const product *p, int column, int vectors)
     static void (*const axpys[])(const product *, int, int, int) = {
         NAME(axpys1), NAME(axpys2), NAME(axpys3), NAME(axpys4), NAME(axpys5), NAME(axpys6)};
     for (int row = 0, rows; row < p->m; row += rows) {
-        rows = NAME(height)(p->m - row);
+        rows = NAME(height)(p->m - row, ROWS);
         axpys[rows - 1](p, row, column, vectors);
     }
 }
@@ -204,7 +205,7 @@ static TARGET void NAME(axpy_tiles)(const product *p, int column, int vectors)
 static TARGET void NAME(columns)(const product *p, int column, int end)
 {
     if (p->b_transposed) {
-        NAME(dot_columns)(p, column, end);
+        NAME(dot_columns)(p, column, end, 2 * COLUMNS);
         return;
     }
     for (; column + COLUMNS * WIDTH <= end; column += COLUMNS * WIDTH)

@@ -52,11 +52,19 @@ static const row_functions *rows(void)
     return &rows_plain;
 }
 
-/* y (m, n) = a (m, k) w^T, or added to y */
-static void linear(const float *a, const float *w, int m, int n, int k, int add, float *y)
+/* y (m, n) = alpha a (m, k) w^T + beta y; rows of a are `lda` apart. */
+static void multiply(const float *a, int lda, const matrix *w, int m, int n, int k, float alpha,
+                     float beta, float *y)
 {
-    product p = {m, n, k, k, k, n, 1, 1.0f, add ? 1.0f : 0.0f, a, w, y};
+    int is_plain = w->type == STORED_FLOAT32;
+    product p = {m, n, k, lda, k, n, 1, alpha, beta, a, is_plain ? w->data : NULL, y,
+                 is_plain ? NULL : w};
     products_multiply(&p);
+}
+
+static void linear(const float *x, const matrix *w, int m, int n, int k, float *y)
+{
+    multiply(x, k, w, m, n, k, 1, 0, y);
 }
 
 typedef struct {
@@ -145,7 +153,7 @@ static void attend_part(const void *context, int part)
                  (size_t)(h * size);
 
     product dots = {count, num_keys, size, (int)j->queries.place, (int)j->keys.place, stride, 1,
-                    1.0f, 0.0f, q, k, scores};
+                    1.0f, 0.0f, q, k, scores, NULL};
     products_alone(&dots);
     float totals[QUERIES];
     for (int i = 0; i < count; i++) {
@@ -157,7 +165,7 @@ static void attend_part(const void *context, int part)
         totals[i] = f->exponentials(row, stride);
     }
     product sums = {count, size, num_keys, stride, (int)j->values.place, inner, 0,
-                    1.0f, 0.0f, scores, v, out};
+                    1.0f, 0.0f, scores, v, out, NULL};
     products_alone(&sums);
     for (int i = 0; i < count; i++)
         for (int t = 0; t < size; t++)
@@ -252,7 +260,7 @@ static int attend(const layer_attention *a, float *memory)
                 return -1;
         }
     begin(&a->io, s.normed);
-    linear(s.normed, a->into, s.count, s.width, a->io.d_model, 0, s.made);
+    linear(s.normed, &a->into, s.count, s.width, a->io.d_model, s.made);
     attention_job j = {a, heads_of(s.made, a, s.width), a->keys, a->values, s.out, s.scores,
                        (long)s.scores_step, blocks};
     if (a->kind != LAYER_CROSS) {
@@ -267,7 +275,7 @@ static int attend(const layer_attention *a, float *memory)
         }
     }
     products_share(attend_part, &j, a->io.batch * a->num_heads * blocks);
-    linear(s.out, a->out, s.count, a->io.d_model, s.inner, 1, a->io.y);
+    multiply(s.out, s.inner, &a->out, s.count, a->io.d_model, s.inner, 1, 1, a->io.y);
     return 0;
 }
 
@@ -317,12 +325,10 @@ static void feed_forward(const layer_feed_forward *f, float *memory)
     workspace w = workspace_in(memory);
     feed_forward_space s = feed_forward_space_in(&w, f);
     begin(&f->io, s.normed);
-    linear(s.normed, f->into, s.count, s.width, f->io.d_model, 0, s.hidden);
+    linear(s.normed, &f->into, s.count, s.width, f->io.d_model, s.hidden);
     activation_job j = {f, s.hidden};
     products_share(activation_part, &j, (s.count + ACTIVATION_ROWS - 1) / ACTIVATION_ROWS);
-    product p = {s.count, f->io.d_model, f->d_ff, s.width, f->d_ff, f->io.d_model, 1, 1.0f, 1.0f,
-                 s.hidden, f->out, f->io.y};
-    products_multiply(&p);
+    multiply(s.hidden, s.width, &f->out, s.count, f->io.d_model, f->d_ff, 1, 1, f->io.y);
 }
 
 typedef struct {
@@ -356,7 +362,7 @@ static size_t keys_values_memory(const layer_source *s)
 static void keys_values(const layer_source *s, float *memory)
 {
     int count = s->batch * s->length, width = 2 * s->num_heads * s->head_dim;
-    linear(s->x, s->into, count, width, s->d_model, 0, memory);
+    linear(s->x, &s->into, count, width, s->d_model, memory);
     source_job j = {s, memory};
     products_share(source_part, &j, s->batch * s->num_heads);
 }
@@ -397,9 +403,8 @@ static void head(const layer_head *h, float *memory)
     head_space s = head_space_in(&w, h);
     layer_io io = {h->x, NULL, h->norm, h->epsilon, 1, h->count, h->d_model};
     normalize(&io, s.normed);
-    product p = {h->count, h->num_ids, h->d_model, h->d_model, h->d_model, h->num_ids, 1, h->scale,
-                 0.0f, s.normed, h->weight, s.logits};
-    products_multiply(&p);
+    multiply(s.normed, h->d_model, &h->weight, h->count, h->num_ids, h->d_model, h->scale, 0,
+             s.logits);
     if (!h->logits) {
         best_job j = {s.logits, h->num_ids, h->best};
         products_share(best_part, &j, h->count);
@@ -410,6 +415,6 @@ EXPORTED const layer_functions *layers(void)
 {
     static const layer_functions functions = {
         LAYERS_VERSION, attend_memory, attend, feed_forward_memory, feed_forward,
-        keys_values_memory, keys_values, head_memory, head};
+        keys_values_memory, keys_values, head_memory, head, linear, products_row};
     return &functions;
 }

@@ -1,7 +1,7 @@
-/* T5's layers over float32 arrays, a few passes' tokens at a time.
+/* T5's layers over float32 arrays, a few passes' tokens at a time; matrices may have other types.
  *
  * N = batch * length positions, d = d_model, H heads of D elements, T keys. Matrices are (outputs,
- * inputs) in row-major order. In all layers y = x + f(norm(x)); y may be x.
+ * inputs). In all layers y = x + f(norm(x)); y may be x.
  */
 
 #ifndef LAYERS_H
@@ -9,11 +9,13 @@
 
 #include <stddef.h>
 
+#include "products.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define LAYERS_VERSION 5 /* of this interface */
+#define LAYERS_VERSION 6 /* of this interface */
 #define LAYER_NAN (-2)   /* in place of an id whose logits are NaN, as in decoding/faults.py */
 
 typedef struct {
@@ -36,8 +38,8 @@ typedef struct {
     layer_io io;
     enum layer_kind kind;
     int num_heads, head_dim;
-    const float *into; /* self-attention: (3 H D, d), queries, keys, values; cross: (H D, d) */
-    const float *out;  /* (d, H D) */
+    matrix into; /* self-attention: (3 H D, d), queries, keys, values; cross: (H D, d) */
+    matrix out;  /* (d, H D) */
     layer_heads keys, values; /* (B, H, T, D): the decoder's cache, or of the source */
     int num_keys;      /* T; in the encoder the length */
     const int *at;     /* decoder: rows' first new positions, (B,) or, with at_step 0, (1,) */
@@ -52,8 +54,8 @@ enum layer_activation { LAYER_RELU, LAYER_GELU, LAYER_GELU_NEW, LAYER_SILU };
 typedef struct {
     layer_io io;
     int d_ff;
-    const float *into; /* (d_ff, d), gated: (2 d_ff, d), gates first */
-    const float *out;  /* (d, d_ff) */
+    matrix into; /* (d_ff, d), gated: (2 d_ff, d), gates first */
+    matrix out;  /* (d, d_ff) */
     int gated;
     enum layer_activation activation;
 } layer_feed_forward;
@@ -62,7 +64,7 @@ typedef struct {
 typedef struct {
     const float *x; /* (N, d): what the encoder gave */
     int batch, length, d_model, num_heads, head_dim;
-    const float *into;       /* (2 H D, d), keys, values */
+    matrix into;             /* (2 H D, d), keys, values */
     float *keys, *values;    /* (B, H, T, D), zeros behind the length */
     int num_keys;            /* T, at least the length */
 } layer_source;
@@ -73,7 +75,7 @@ typedef struct {
     const float *norm; /* (d,) */
     float epsilon, scale;
     int count, d_model, num_ids;
-    const float *weight; /* (num_ids, d) */
+    matrix weight;       /* (num_ids, d) */
     float *logits;       /* (N, num_ids), or NULL: */
     int *best;           /* (N,), the first of equals; LAYER_NAN */
 } layer_head;
@@ -89,6 +91,10 @@ typedef struct {
     void (*keys_values)(const layer_source *, float *memory);
     size_t (*head_memory)(const layer_head *);
     void (*head)(const layer_head *, float *memory);
+    /* y (m, n) = x (m, k) w^T */
+    void (*linear)(const float *x, const matrix *w, int m, int n, int k, float *y);
+    /* A row of a matrix, `count` inputs. */
+    void (*row)(const matrix *, int row, int count, float *out);
 } layer_functions;
 
 const layer_functions *layers(void);

@@ -35,11 +35,76 @@ enum { ROW_MAJOR = 101, COLUMN_MAJOR = 102, NO_TRANSPOSE = 111, TRANSPOSE = 112 
 typedef void (*sgemm)(int, int, int, int, int, int, float, const float *, int, const float *, int,
                       float, float *, int);
 
+/* Floats of a matrix that is stored in fewer bits, for tiles of rows to share: what fits a core's
+ * cache, and columns at once; and for a product of another library. */
+#define WIDENED (1 << 12)
+#define MOST_WIDENED 64
+#define DIRECT_ROWS 12
+#define WIDENED_FOR_OTHER (1 << 20)
+
+static float from_bits(uint32_t bits)
+{
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static uint32_t word_at(const void *p)
+{
+    uint32_t word;
+    memcpy(&word, p, sizeof word);
+    return word;
+}
+
+/* A float16 number, its exponent moved to float32's. */
+static float half(uint16_t bits)
+{
+    uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = (uint32_t)(bits & 0x7fff) << 13;
+    if (rest >= 0x7c00 << 13) /* infinite, or no number */
+        return from_bits(sign | 0x7f800000 | rest);
+    float size = from_bits(rest) * 0x1p112f;
+    return sign ? -size : size;
+}
+
+static inline size_t stored_bits(enum stored_type type)
+{
+    static const size_t bits[] = {32, 16, 16, 8, 4};
+    return bits[type];
+}
+
+static pthread_key_t widened_key;
+static pthread_once_t widened_once = PTHREAD_ONCE_INIT;
+
+typedef struct {
+    size_t count;
+    float numbers[] __attribute__((aligned(64))); /* no vector straddles cache lines */
+} buffer;
+
+static void make_widened_key(void)
+{
+    pthread_key_create(&widened_key, free);
+}
+
+/* Memory of this thread, which keeps it. */
+static float *widened_memory(size_t count)
+{
+    pthread_once(&widened_once, make_widened_key);
+    buffer *b = pthread_getspecific(widened_key);
+    if (!b || b->count < count) {
+        free(b);
+        if (posix_memalign((void **)&b, 64, sizeof *b + sizeof(float) * count))
+            abort(); /* the interface has no way to fail */
+        b->count = count;
+        pthread_setspecific(widened_key, b);
+    }
+    return b->numbers;
+}
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define AVX2 __attribute__((target("avx2,fma")))
-#define AVX512 __attribute__((target("avx512f,avx512dq,avx2,fma")))
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
+#define AVX512 __attribute__((target("avx512f,avx512dq,avx2,fma,f16c")))
 
 #define SUM_OF_8S(a, b, c, d, out)                                                          \
     do {                                                                                   \
@@ -50,43 +115,89 @@ typedef void (*sgemm)(int, int, int, int, int, int, float, const float *, int, c
 #define HALVES(v)                                                                          \
     _mm256_add_ps(_mm512_castps512_ps256((__m512)(v)), _mm512_extractf32x8_ps((__m512)(v), 1))
 
+#define HALF(bits) _cvtsh_ss(bits)
+
 #define WIDTH 8
 #define COLUMNS 2
 #define NAME(f) f##_avx2
 #define TARGET AVX2
 #define SUM4(a, b, c, d, out) SUM_OF_8S((__m256)(a), (__m256)(b), (__m256)(c), (__m256)(d), out)
+#define HALVES_AT(p) ((VEC)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
+#define BYTES_AT(p) ((INTS)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
+#define NIBBLES_AT(p)                                                                      \
+    ((INTS)_mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(word_at(p)),               \
+                                              _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)), \
+                            _mm256_set1_epi32(15)))
 #include "kernel.h"
+#include "stored.h"
 #undef WIDTH
 #undef COLUMNS
 #undef NAME
 #undef TARGET
 #undef SUM4
+#undef HALVES_AT
+#undef BYTES_AT
+#undef NIBBLES_AT
 
 #define WIDTH 16
 #define COLUMNS 4
 #define NAME(f) f##_avx512
 #define TARGET AVX512
 #define SUM4(a, b, c, d, out) SUM_OF_8S(HALVES(a), HALVES(b), HALVES(c), HALVES(d), out)
+#define HALVES_AT(p) ((VEC)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
+#define BYTES_AT(p) ((INTS)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p))))
+#define NIBBLES_AT(p)                                                                      \
+    ((INTS)_mm512_and_si512(                                                               \
+        _mm512_srlv_epi32(                                                                 \
+            _mm512_permutexvar_epi32(                                                      \
+                _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),         \
+                _mm512_castsi128_si512(_mm_loadl_epi64((const __m128i *)(p)))),            \
+            _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28)),  \
+        _mm512_set1_epi32(15)))
 #include "kernel.h"
+#include "stored.h"
 #undef WIDTH
 #undef COLUMNS
 #undef NAME
 #undef TARGET
 #undef SUM4
+#undef HALF
+#undef HALVES_AT
+#undef BYTES_AT
+#undef NIBBLES_AT
 #endif
 
 #define WIDTH 4
 #define COLUMNS 2
 #define NAME(f) f##_plain
 #define TARGET
+#define HALF(bits) half(bits)
+#define HALVES_AT(p) ((VEC){half((p)[0]), half((p)[1]), half((p)[2]), half((p)[3])})
+#define BYTES_AT(p) ((INTS){(p)[0], (p)[1], (p)[2], (p)[3]})
+#define NIBBLES_AT(p) ((INTS){(p)[0] & 15, (p)[0] >> 4, (p)[1] & 15, (p)[1] >> 4})
 #include "kernel.h"
+#include "stored.h"
+
+typedef struct {
+    void (*columns)(const product *, int, int);
+    void (*stored_columns)(const product *, int, int);
+    void (*widen)(const matrix *, int, int, int, float *);
+} product_functions;
+
+#define FUNCTIONS(set) {columns_##set, stored_columns_##set, widen_##set}
+static const product_functions of_level[] = {
+    FUNCTIONS(plain),
+#if defined(__x86_64__)
+    FUNCTIONS(avx2), FUNCTIONS(avx512),
+#endif
+};
 
 static sgemm other_sgemm;
 static int other_is_shared;
 static pthread_mutex_t other_busy = PTHREAD_MUTEX_INITIALIZER;
 static int max_rows, num_threads = 1, num_workers, instructions;
 static __thread int thread_index;
-static void (*do_columns)(const product *, int, int) = columns_plain;
+static const product_functions *functions = of_level;
 
 /* The job at hand, and which of its parts are taken. */
 static part do_part;
@@ -197,18 +308,16 @@ EXPORTED void products_init(void *library, int shared, int rows, int threads, in
     if (threads < 1)
         threads = sched_getaffinity(0, sizeof available, &available) ? 1 : CPU_COUNT(&available);
     num_threads = threads < MAX_THREADS ? threads : MAX_THREADS;
-    do_columns = columns_plain;
     instructions = 0;
 #if defined(__x86_64__)
-    if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        do_columns = columns_avx2;
+    if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
         instructions = 1;
-    }
-    if (level > 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
-        do_columns = columns_avx512;
+    if (instructions == 1 && level > 1 && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512dq"))
         instructions = 2;
-    }
 #endif
+    functions = &of_level[instructions];
     pthread_atfork(NULL, NULL, forget_workers);
 }
 
@@ -264,6 +373,16 @@ typedef struct {
     int chunk;
 } columns_job;
 
+static void do_columns(const product *p, int column, int end)
+{
+    (p->stored ? functions->stored_columns : functions->columns)(p, column, end);
+}
+
+void products_row(const matrix *b, int row, int count, float *out)
+{
+    functions->widen(b, count, row, 1, out);
+}
+
 static void do_chunk(const void *context, int i)
 {
     const columns_job *j = context;
@@ -304,8 +423,33 @@ static void multiply(const product *p)
     pthread_mutex_unlock(&busy);
 }
 
+static void do_other(const product *p);
+
+/* For another library a matrix becomes one of floats, some columns at a time. */
+static void do_other_widened(const product *p, int first, int end)
+{
+    int step = WIDENED_FOR_OTHER / p->k;
+    step = step < 16 ? 16 : step / 16 * 16;
+    step = end - first < step ? end - first : step;
+    product part = *p;
+    part.stored = NULL;
+    part.ldb = p->k;
+    float *wide = widened_memory((size_t)step * (size_t)p->k);
+    part.b = wide;
+    for (; first < end; first += step) {
+        part.n = end - first < step ? end - first : step;
+        part.c = p->c + first;
+        functions->widen(p->stored, p->k, first, part.n, wide);
+        do_other(&part);
+    }
+}
+
 static void do_other(const product *p)
 {
+    if (p->stored) {
+        do_other_widened(p, 0, p->n);
+        return;
+    }
     other_sgemm(ROW_MAJOR, NO_TRANSPOSE, p->b_transposed ? TRANSPOSE : NO_TRANSPOSE, p->m, p->n,
                 p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
 }
@@ -320,6 +464,10 @@ static void do_other_columns(const void *context, int i)
     const columns_job *j = context;
     product p = j->p;
     int first = i * j->chunk;
+    if (p.stored) {
+        do_other_widened(&p, first, first + at_most(j->chunk, p.n - first));
+        return;
+    }
     p.n = at_most(j->chunk, p.n - first);
     p.b += (size_t)first * (p.b_transposed ? (size_t)p.ldb : 1);
     p.c += first;
@@ -354,7 +502,7 @@ void products_multiply(const product *p)
         return;
     }
     /* The longer side in parts. Its own threads would have to wait for ours to fall asleep. */
-    int by_rows = p->m > p->n, count = by_rows ? p->m : p->n;
+    int by_rows = p->m > p->n && !p->stored, count = by_rows ? p->m : p->n;
     columns_job j = {*p, ((count + 2 * num_threads - 1) / (2 * num_threads) + 63) / 64 * 64};
     products_share(by_rows ? do_other_rows : do_other_columns, &j, (count + j.chunk - 1) / j.chunk);
 }
@@ -374,7 +522,7 @@ EXPORTED void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, in
                     ldc);
         return;
     }
-    product p = {m, n, k, lda, ldb, ldc, transpose_b != NO_TRANSPOSE, alpha, beta, a, b, c};
+    product p = {m, n, k, lda, ldb, ldc, transpose_b != NO_TRANSPOSE, alpha, beta, a, b, c, NULL};
     float *copy = NULL;
     if (transpose_a != NO_TRANSPOSE) {
         copy = malloc(sizeof(float) * (size_t)m * (size_t)k + 1);

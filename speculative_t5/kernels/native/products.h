@@ -10,12 +10,25 @@ extern "C" {
 /* Seen from outside; all else is hidden, as two copies of the library must not call each other. */
 #define EXPORTED __attribute__((visibility("default")))
 
+enum stored_type { STORED_FLOAT32, STORED_FLOAT16, STORED_BFLOAT16, STORED_AFFINE8, STORED_AFFINE4 };
+
+/* A matrix (outputs, inputs) in row-major order. Of 8 or 4 bits, it is as MLX packs it: a number is
+ * q * scale + bias, of those of its group. */
+typedef struct {
+    const void *data; /* numbers of 4 bits: the lower half of a byte comes first */
+    enum stored_type type;
+    int group;                   /* affine: 32, 64 or 128 inputs */
+    enum stored_type scale_type; /* affine: not affine itself */
+    const void *scales, *biases; /* affine: (outputs, inputs / group) */
+} matrix;
+
 /* c (m, n) = alpha a (m, k) b + beta c; b is (k, n), or (n, k) if transposed. */
 typedef struct {
     int m, n, k, lda, ldb, ldc, b_transposed;
     float alpha, beta;
     const float *a, *b;
     float *c;
+    const matrix *stored; /* b, if it is not float32; it is transposed */
 } product;
 
 /* One of a job's parts, by its number. */
@@ -30,6 +43,9 @@ int products_thread(void);
 
 /* Instructions to use: 2 is AVX-512, 1 AVX2, 0 neither. */
 int products_level(void);
+
+/* A row of a matrix as floats, `count` inputs. */
+void products_row(const matrix *b, int row, int count, float *out);
 
 /* A product by all threads. */
 void products_multiply(const product *p);
