@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device, load
-from speculative_t5.checkpoints import loaded_size
+from speculative_t5.checkpoints import dequantizing, loaded_size
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.dequantizing import KEEP_VARIABLE, SPARE_BYTES
 from speculative_t5.checkpoints.model_folder import ModelFolder
@@ -52,6 +52,12 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path, spiece: bytes) -> Pat
 def small(tmp_path: Path, spiece: bytes) -> Path:
     write_checkpoint(tmp_path / "source", V1_0 | WIDE, spiece)
     return convert(str(tmp_path / "source"), tmp_path / "small", quantize=8)
+
+
+@pytest.fixture(autouse=True)
+def without_our_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the C parts were not built."""
+    monkeypatch.setattr(dequantizing, "takes_quantized", lambda bits, group_size: False)
 
 
 def logits(model: Any) -> mx.array:

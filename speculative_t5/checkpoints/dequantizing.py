@@ -1,7 +1,8 @@
 """Quantized weights as matrices of float32, where a device computes many times faster with those.
 
 MLX's products of quantized matrices are slow on CPUs: t5-base's shape decodes 30 times slower with
-8 bits than in float32. So a quantized model is dequantized there as it is read, if memory allows.
+8 bits than in float32. So where our own are not used (see `kernels`), a quantized model is
+dequantized on a CPU as it is read, if memory allows.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from .. import device
 from ..errors import rounded_down, rounded_up
+from ..kernels import takes_quantized
 from ..models import Quantization, Steps, quantization_step
 from .model_folder import ModelFolder
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
@@ -33,11 +35,15 @@ def for_this_device(
 ) -> Checkpoint:
     """Return the checkpoint in a folder as this device is to read it; warn if that is another one.
 
-    On a CPU a quantized one is dequantized, unless `KEEP_VARIABLE` is set, or the part of each of
-    the `processes` that share the model would take more memory in `dtype` than is free.
+    On a CPU a quantized one is dequantized where only MLX could compute with it, unless
+    `KEEP_VARIABLE` is set, or the part of each of the `processes` that share the model would take
+    more memory in `dtype` than is free.
     """
     how = checkpoint.config.quantization
     if how is None or not device.on_cpu() or os.environ.get(KEEP_VARIABLE) == "1":
+        return checkpoint
+    alone = dtype == mx.float32 and processes == 1
+    if alone and takes_quantized(how.bits, how.group_size):
         return checkpoint
     dense, free, wanted = dequantized(checkpoint), device.free_memory(), dtype_name(dtype)
     size = bytes_of_weights(dense, dtype) / processes

@@ -1,0 +1,144 @@
+"""Products with matrices stored in 16, 8 and 4 bits: their values, and the bits of each row."""
+
+import ctypes
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder, libraries, load
+from speculative_t5.checkpoints import dequantizing
+from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.kernels import layers
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import V1_1, write_checkpoint
+from families import assert_close
+
+FLOATS = mx.float32, mx.float16, mx.bfloat16
+ROWS = 1, 2, 5, 6, 7, 8, 12, 13, 31, 64  # of one tile, of several, and of widened columns
+
+pytestmark = pytest.mark.skipif(layers.library is None, reason="built without a C++ compiler")
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
+def library(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """The layers, by a copy of the products with these instructions; OpenBLAS for 40 rows or more.
+
+    Where a processor has fewer instructions, the copy uses those.
+    """
+    (built,) = libraries.KERNELS_FOLDER.glob("_products*.so")
+    copy = ctypes.CDLL(str(shutil.copy(built, tmp_path / "copy.so")))
+    openblas, _ = libraries.load_openblas()
+    assert openblas
+    address = ctypes.cast(openblas.scipy_cblas_sgemm, ctypes.c_void_p)
+    copy.products_init(address, True, 39, 2, request.param)
+    copy.layers.restype = libraries.products.layers.restype = ctypes.c_void_p
+    layers.library.initialize(copy.layers())
+    yield layers.library
+    layers.library.initialize(libraries.products.layers())
+
+
+def numbers(*shape: int, seed: int = 0) -> mx.array:
+    return mx.array(np.random.default_rng([*shape, seed]).normal(size=shape).astype(np.float32))
+
+
+def linear(library: Any, x: mx.array, matrix: Any) -> np.ndarray:
+    return np.array(library.linear(x, matrix))
+
+
+def one_by_one(library: Any, x: mx.array, matrix: Any) -> np.ndarray:
+    return np.concatenate([linear(library, x[i : i + 1], matrix) for i in range(len(x))])
+
+
+@pytest.mark.parametrize("dtype", FLOATS[1:])
+def test_a_matrix_of_16_bits_gives_the_bits_of_the_same_one_in_float32(
+    library: Any, dtype: mx.Dtype
+) -> None:
+    for n, k in [(1, 7), (17, 40), (70, 33), (200, 384)]:
+        x, stored = numbers(64, k), numbers(n, k, seed=1).astype(dtype)
+        wide, stored = library.Matrix(stored.astype(mx.float32)), library.Matrix(stored)
+        alone = one_by_one(library, x, stored)
+        for m in ROWS:
+            found, expected = (linear(library, x[:m], each) for each in (stored, wide))
+            if m < 40:
+                assert (found == expected).all() and (found == alone[:m]).all(), (n, k, m)
+            else:  # in other tiles of another library
+                assert np.abs(found - expected).max() < 1e-5 * k**0.5
+
+
+@pytest.mark.parametrize(("bits", "group"), [*itertools.product((8, 4), (32, 64, 128))])
+def test_quantized_matrices_are_what_their_bits_stand_for(
+    library: Any, bits: int, group: int
+) -> None:
+    for (n, groups), dtype in itertools.product([(1, 1), (3, 2), (17, 3), (200, 4)], FLOATS):
+        k = groups * group
+        parts = mx.quantize(numbers(n, k).astype(dtype), group, bits)
+        packed, scales, biases = parts
+        wide = mx.dequantize(
+            packed, scales.astype(mx.float32), biases.astype(mx.float32), group, bits
+        )
+        exact, x = np.array(wide, dtype=np.float64), numbers(64, k, seed=1)
+        matrix = library.Matrix(*parts, bits)
+        alone = one_by_one(library, x, matrix)
+        assert np.abs(alone - np.array(x, dtype=np.float64) @ exact.T).max() < 1e-5 * k**0.5
+        for m in ROWS:
+            found = linear(library, x[:m], matrix)
+            if m < 40:
+                assert (found == alone[:m]).all(), (n, k, m)
+            else:
+                assert np.abs(found - alone[:m]).max() < 1e-5 * k**0.5
+        ids = mx.array([[n - 1, 0, n, -1]])
+        rows = np.array(library.embed(ids, matrix))[0]
+        assert np.abs(rows[:2] - exact[[n - 1, 0]]).max() < 1e-6 and np.isnan(rows[2:]).all()
+
+
+PACKED, SCALES, BIASES = mx.quantize(mx.ones((4, 64)), 32, 8)
+DAMAGED = [
+    ((PACKED.astype(mx.int32), SCALES, BIASES, 8), "uint32"),
+    ((PACKED, SCALES, BIASES, 5), "8 or 4 bits"),
+    ((PACKED, SCALES, None, 8), "scales and biases"),
+    ((PACKED, SCALES, BIASES[:, :1], 8), "scales and biases"),
+    ((PACKED, SCALES[:3], BIASES[:3], 8), "scales and biases"),
+    ((PACKED, SCALES, BIASES.astype(mx.float16), 8), "of one type"),
+    ((PACKED[:, :12], SCALES, BIASES, 8), "32, 64 or 128"),
+    ((mx.ones((4, 4), dtype=mx.int32),), "float32, float16 or bfloat16"),
+    ((mx.ones(4),), "(outputs, inputs)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "part"), DAMAGED)
+def test_damaged_matrices_are_refused(arguments: tuple[Any, ...], part: str) -> None:
+    with pytest.raises(ValueError, match="speculative_t5 blocks") as caught:
+        layers.library.Matrix(*arguments)
+    assert part in str(caught.value)
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantized_folder_is_computed_with_as_it_is(
+    bits: int, tmp_path: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy outputs do not depend on drafts, and logits are those of the dequantized matrices."""
+    write_checkpoint(tmp_path / "source", V1_1 | {"d_model": 64, "d_ff": 128, "d_kv": 32}, spiece)
+    stored = convert(str(tmp_path / "source"), tmp_path / "stored", quantize=bits, group_size=32)
+    model, tokenizer = load(stored)
+    assert model.config.quantization is not None and model.dtype == mx.float32
+    prompts = ["The old man sat.", "A dog.", "He go home."]
+    outputs = [
+        [each.tokens for each in decoder.generate_batch(prompts, max_tokens=30)]
+        for decoder in (
+            SpeculativeDecoder(model, None, tokenizer),
+            SpeculativeDecoder(model, model, tokenizer, num_draft=5),
+            SpeculativeDecoder(model, "lookup", tokenizer, num_draft=9),
+        )
+    ]
+    assert outputs[0] == outputs[1] == outputs[2]
+    monkeypatch.setattr(dequantizing, "takes_quantized", lambda bits, group_size: False)
+    with pytest.warns(UserWarning, match="it is read as float32"):
+        dense, _ = load(stored)
+    ids = mx.array([[5, 17, 9, 1]]), mx.array([[0, 9, 4, 3]])
+    assert_close(model(*ids), np.array(dense(*ids)))
