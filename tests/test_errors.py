@@ -52,6 +52,7 @@ COMPLETED = {
     "{}: expected tensors of floats, found {}": "read_npz adds the file and what to do",
     "{} declares {} bytes of numbers, its place in the file has {}": "read_npz does",
     "{} is in version {} of the npy format": "read_npz does",
+    "the checksum of {} is wrong": "_damage_named does",
 }
 # A text from elsewhere ends these.
 PASSES_ON = re.compile(r".*(([:;]| is| and) \{\}|[:;] \{\}, [^{}]*)")

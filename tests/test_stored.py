@@ -9,13 +9,14 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder, libraries, load
 from speculative_t5.checkpoints import dequantizing
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.kernels import layers
+from speculative_t5.kernels import accelerate, layers
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import V1_1, write_checkpoint
+from conftest import V1_1, tiny_model, write_checkpoint
 from families import assert_close
+from mlx.utils import tree_flatten
 
 FLOATS = mx.float32, mx.float16, mx.bfloat16
 ROWS = 1, 2, 5, 6, 7, 8, 12, 13, 31, 64  # of one tile, of several, and of widened columns
@@ -114,6 +115,28 @@ def test_damaged_matrices_are_refused(arguments: tuple[Any, ...], part: str) -> 
     with pytest.raises(ValueError, match="speculative_t5 blocks") as caught:
         layers.library.Matrix(*arguments)
     assert part in str(caught.value)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", FLOATS[1:])
+def test_a_model_may_keep_its_matrices_in_16_bits(dtype: mx.Dtype) -> None:
+    """It computes in float32, with the bits of the same model in float32."""
+    wide = tiny_model(vocab_size=20, layers=2, seed=1)
+    stored = {
+        name: weight.astype(dtype if is_matrix(name) else mx.float32)
+        for name, weight in tree_flatten(wide.parameters())
+    }
+    narrow = type(wide)(wide.config)
+    wide.load_weights([(name, weight.astype(mx.float32)) for name, weight in stored.items()])
+    narrow.load_weights(list(stored.items()))
+    accelerate(narrow)
+    ids = mx.array([[5, 17, 9, 1]]), mx.array([[0, 9, 4, 3]])
+    assert narrow.dtype == mx.float32
+    assert mx.array_equal(wide(*ids), narrow(*ids))
+
+
+def is_matrix(name: str) -> bool:
+    return not name.endswith("norm.weight") and "position_bias" not in name
 
 
 @pytest.mark.cpu

@@ -180,12 +180,10 @@ def _begin_of(member: zipfile.ZipInfo, file: BinaryIO) -> int:
 
 def _checked_entry(path: Path, begin: int, member: zipfile.ZipInfo) -> np.ndarray:
     """Map the bytes of an entry, and compare their checksum with the archive's."""
-    entry = np.memmap(path, np.uint8, "r", begin, member.file_size)
-    if zlib.crc32(entry.data) != member.CRC:
-        raise ValueError(
-            f"{path} is truncated or damaged: the checksum of {printable(member.filename)} is "
-            f"wrong; {GET_MODEL_AGAIN}"
-        )
+    with _damage_named(path):
+        entry = np.memmap(path, np.uint8, "r", begin, member.file_size)
+        if zlib.crc32(entry.data) != member.CRC:
+            raise ValueError(f"the checksum of {printable(member.filename)} is wrong")
     return entry
 
 

@@ -35,12 +35,10 @@ enum { ROW_MAJOR = 101, COLUMN_MAJOR = 102, NO_TRANSPOSE = 111, TRANSPOSE = 112 
 typedef void (*sgemm)(int, int, int, int, int, int, float, const float *, int, const float *, int,
                       float, float *, int);
 
-/* Floats of a matrix that is stored in fewer bits, for tiles of rows to share: what fits a core's
- * cache, and columns at once; and for a product of another library. */
-#define WIDENED (1 << 12)
-#define MOST_WIDENED 64
-#define DIRECT_ROWS 12
-#define WIDENED_FOR_OTHER (1 << 20)
+/* Of a matrix that is stored in fewer bits: */
+#define DIRECT_ROWS 12              /* for more, columns become floats that tiles of rows share */
+#define WIDENED (1 << 12)           /* floats of such columns: a core's nearest cache holds them */
+#define WIDENED_FOR_OTHER (1 << 20) /* the same for another library, which gains by more of them */
 
 static float from_bits(uint32_t bits)
 {
@@ -70,6 +68,13 @@ static inline size_t stored_bits(enum stored_type type)
 {
     static const size_t bits[] = {32, 16, 16, 8, 4};
     return bits[type];
+}
+
+/* How many columns of `k` inputs to make floats of at once: whole tiles. */
+static inline int widened_columns(int floats, int k, int tile)
+{
+    int tiles = floats / k / tile;
+    return (tiles ? tiles : 1) * tile;
 }
 
 static pthread_key_t widened_key;
@@ -425,19 +430,22 @@ static void multiply(const product *p)
 
 static void do_other(const product *p);
 
+static int at_most(int limit, int count)
+{
+    return count < limit ? count : limit;
+}
+
 /* For another library a matrix becomes one of floats, some columns at a time. */
 static void do_other_widened(const product *p, int first, int end)
 {
-    int step = WIDENED_FOR_OTHER / p->k;
-    step = step < 16 ? 16 : step / 16 * 16;
-    step = end - first < step ? end - first : step;
+    int step = at_most(end - first, widened_columns(WIDENED_FOR_OTHER, p->k, 16));
     product part = *p;
     part.stored = NULL;
     part.ldb = p->k;
     float *wide = widened_memory((size_t)step * (size_t)p->k);
     part.b = wide;
     for (; first < end; first += step) {
-        part.n = end - first < step ? end - first : step;
+        part.n = at_most(step, end - first);
         part.c = p->c + first;
         functions->widen(p->stored, p->k, first, part.n, wide);
         do_other(&part);
@@ -452,11 +460,6 @@ static void do_other(const product *p)
     }
     other_sgemm(ROW_MAJOR, NO_TRANSPOSE, p->b_transposed ? TRANSPOSE : NO_TRANSPOSE, p->m, p->n,
                 p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
-}
-
-static int at_most(int limit, int count)
-{
-    return count < limit ? count : limit;
 }
 
 static void do_other_columns(const void *context, int i)

@@ -131,7 +131,7 @@ INLINE void NAME(stored_dots)(const product *p, int row, int column, int rows, i
 /* Functions of their own, each with all registers to itself. */
 #define STORED_DOTS(rows)                                                                       \
     static __attribute__((noinline)) TARGET void NAME(stored_dots##rows)(                       \
-        const product *p, int row, int column, int columns)                                           \
+        const product *p, int row, int column, int columns)                                     \
     {                                                                                           \
         switch (p->stored->type * 2 + (columns == COLUMNS)) {                                   \
             STORED_CASE(rows, STORED_FLOAT16)                                                   \
@@ -141,7 +141,7 @@ INLINE void NAME(stored_dots)(const product *p, int row, int column, int rows, i
         }                                                                                       \
     }
 #define STORED_CASE(rows, type)                                                                 \
-    case type * 2: NAME(stored_dots)(p, row, column, rows, 1, type); break;                          \
+    case type * 2: NAME(stored_dots)(p, row, column, rows, 1, type); break;                     \
     case type * 2 + 1: NAME(stored_dots)(p, row, column, rows, COLUMNS, type); break;
 STORED_DOTS(1)
 STORED_DOTS(2)
@@ -201,8 +201,7 @@ static TARGET void NAME(stored_columns)(const product *p, int column, int end)
         }
         return;
     }
-    int step = WIDENED / p->k / COLUMNS * COLUMNS;
-    step = step < COLUMNS ? COLUMNS : step > MOST_WIDENED ? MOST_WIDENED : step;
+    const int step = widened_columns(WIDENED, p->k, COLUMNS);
     float *wide = widened_memory((size_t)step * (size_t)p->k);
     for (; column < end; column += step) {
         int count = end - column < step ? end - column : step;
