@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import V1_1, tiny_model, write_checkpoint
-from families import assert_close
+from families import assert_close, write_gemma
 from mlx.utils import tree_flatten
 
 FLOATS = mx.float32, mx.float16, mx.bfloat16
@@ -142,11 +142,17 @@ def is_matrix(name: str) -> bool:
 @pytest.mark.cpu
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("family", ["T5", "T5Gemma"])
 def test_a_quantized_folder_is_computed_with_as_it_is(
-    bits: int, tmp_path: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch
+    family: str, bits: int, tmp_path: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy outputs do not depend on drafts, and logits are those of the dequantized matrices."""
-    write_checkpoint(tmp_path / "source", V1_1 | {"d_model": 64, "d_ff": 128, "d_kv": 32}, spiece)
+    if family == "T5":
+        shape = V1_1 | {"d_model": 64, "d_ff": 128, "d_kv": 32}
+        write_checkpoint(tmp_path / "source", shape, spiece)
+    else:
+        stack = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+        write_gemma(tmp_path / "source", 1, encoder=stack, decoder=stack)
     stored = convert(str(tmp_path / "source"), tmp_path / "stored", quantize=bits, group_size=32)
     model, tokenizer = load(stored)
     assert model.config.quantization is not None and model.dtype == mx.float32
