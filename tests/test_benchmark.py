@@ -271,7 +271,8 @@ def test_outputs_of_random_models_do_not_end_and_each_token_follows_itself(
         dict(tree_flatten(each.parameters()))
         for each in (model, random_model(shape, dtype=dtype, seed=1))
     )
-    assert {w.dtype for w in found.values()} == {dtype}
+    assert {w.dtype for w in found.values()} <= {dtype, mx.float32}
+    assert found["shared.weight"].dtype == dtype
     assert all(mx.array_equal(found[name], again[name]) for name in found)
     for prompt in random_prompts(model, 20, 3):
         done = SpeculativeDecoder(model).generate(prompt, max_tokens=40)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device, load
-from speculative_t5.checkpoints import dequantizing, loaded_size
+from speculative_t5.checkpoints import loaded_size
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.dequantizing import KEEP_VARIABLE, SPARE_BYTES
 from speculative_t5.checkpoints.model_folder import ModelFolder
 from speculative_t5.checkpoints.tensors import parameters_of
+from speculative_t5.libraries import NATIVE_SWITCH
 from speculative_t5.models import same_weights, sample_weights
 from speculative_t5.models.t5 import T5
 
@@ -57,7 +58,7 @@ def small(tmp_path: Path, spiece: bytes) -> Path:
 @pytest.fixture(autouse=True)
 def without_our_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the C parts were not built."""
-    monkeypatch.setattr(dequantizing, "takes_quantized", lambda bits, group_size: False)
+    monkeypatch.setenv(NATIVE_SWITCH, "0")
 
 
 def logits(model: Any) -> mx.array:

@@ -89,7 +89,7 @@ def test_truncate_cuts_a_prompt_and_says_so(call: Call) -> None:
 def test_types_go_by_name() -> None:
     folder = REPOSITORY / "weights" / "correct-small"
     for name in ("float32", "float16", "bfloat16"):
-        assert load(folder, dtype=name)[0].dtype == getattr(mx, name)
+        assert load(folder, dtype=name)[0].shared.weight.dtype == getattr(mx, name)
     for dtype in ("int8", "", "FLOAT32", mx.int32, 3):
         with refused("dtype must be float32, float16 or bfloat16, "):
             load(folder, dtype=dtype)

@@ -13,6 +13,7 @@ from speculative_t5.decoding.keys import position_keys
 from speculative_t5.decoding.sampling import Groups, Sampler, drawn
 from speculative_t5.decoding.verify import num_agreed
 from speculative_t5.generation import GenerationOptions
+from speculative_t5.libraries import NATIVE_SWITCH
 from speculative_t5.models.t5 import T5
 from speculative_t5.tokenizers import Line
 
@@ -269,7 +270,10 @@ def overflowing(tmp_path: Path, spiece: bytes) -> Path:
     return tmp_path / "hot"
 
 
-def test_float16_that_overflows_is_an_error_of_one_line(overflowing: Path, call: Call) -> None:
+def test_float16_that_overflows_is_an_error_of_one_line(
+    overflowing: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NATIVE_SWITCH, "0")  # the C parts compute in float32
     typed = ("--model", str(overflowing), "--max-tokens", "4")
     for command in (("--prompt", "A dog."), ("--prompt", "A dog.", "--json", "--num-beams", "2")):
         done = call(*command, *typed, "--dtype", "float16")

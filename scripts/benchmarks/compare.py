@@ -49,7 +49,7 @@ NumBeamsOption = Annotated[
 DtypeOption = Annotated[
     str | None,
     typer.Option(
-        help="Type to compute in: float32, float16 or bfloat16.",
+        help="Type of the checkpoint: float32, float16 or bfloat16.",
         show_default="float32 on a CPU, bfloat16 elsewhere",
     ),
 ]

@@ -42,8 +42,7 @@ def for_this_device(
     how = checkpoint.config.quantization
     if how is None or not device.on_cpu() or os.environ.get(KEEP_VARIABLE) == "1":
         return checkpoint
-    alone = dtype == mx.float32 and processes == 1
-    if alone and takes_quantized(how.bits, how.group_size):
+    if processes == 1 and takes_quantized(how.bits, how.group_size):
         return checkpoint
     dense, free, wanted = dequantized(checkpoint), device.free_memory(), dtype_name(dtype)
     size = bytes_of_weights(dense, dtype) / processes

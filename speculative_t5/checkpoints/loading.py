@@ -11,7 +11,7 @@ import mlx.core as mx
 from .. import device
 from ..device import DefaultType
 from ..errors import printable, shown
-from ..kernels import accelerate
+from ..kernels import accelerate, kept_types, takes_stored
 from ..models import (
     T5,
     EncoderDecoder,
@@ -74,9 +74,11 @@ def load(
         name_or_path: A model folder or a Hugging Face folder; the name of a model folder (see
             `weights_folders`) or of the repository that one was converted from. Any other
             name is one on the Hugging Face Hub, which is downloaded to its own cache.
-        dtype: Type to compute in, by its name or MLX's: float32, float16 or bfloat16. By default
-            float32 on a CPU; on Metal and CUDA bfloat16, but a T5 v1.0 that is stored in float16
-            keeps its type.
+        dtype: Type of weights and of arithmetic, by its name or MLX's: float32, float16 or
+            bfloat16. By default bfloat16 on Metal and CUDA, but a T5 v1.0 that is stored in float16
+            keeps its type. On a CPU weights are float32 by default, and so is arithmetic. Where
+            `kernels` takes matrices of 16 bits, those stay as they are stored by default, `dtype`
+            is their type alone, and arithmetic is float32 in any case.
         target: The model that this one is to draft for. A draft that shares its target's encoder
             needs it; it computes in the target's type, and its tokenizer is None, as it is the
             target's.
@@ -105,7 +107,7 @@ def load(
         )
     name = short_name(name_or_path)
     if folder.kind == "t5-draft":
-        draft = load_draft(folder.path, target)
+        draft = load_draft(folder.path, target, computed)
         draft.name = name
         return draft, None
     least = folder.min_probability
@@ -243,7 +245,8 @@ def _load_t5(
     tokenizer = read_tokenizer(folder)
     checkpoint, constraints = open_checkpoint(folder), folder.constraints
     dtype = asked or checkpoint.default_type.dtype
-    if dtype == mx.float16 and checkpoint.config.gated:
+    keeps_types = group is None and takes_stored()
+    if dtype == mx.float16 and checkpoint.config.gated and not keeps_types:
         warnings.warn(
             "float16 overflows in gated feed-forwards, as of flan-t5 and T5Gemma; use bfloat16",
             stacklevel=3,
@@ -257,10 +260,12 @@ def _load_t5(
     if group is not None:
         assert isinstance(model, T5)
         shard(model, group)
-    weights = [
-        (name, _read_parameter(checkpoint, name, dtype, group)) for name in checkpoint.parameters
-    ]
-    model.load_weights(weights)
+    types = dict.fromkeys(checkpoint.parameters, dtype)
+    if keeps_types:
+        types = kept_types(model, checkpoint.dtypes, asked)
+    model.load_weights(
+        [(name, _read_parameter(checkpoint, name, kind, group)) for name, kind in types.items()]
+    )
     info = model.info.with_vocabulary(tokenizer.vocabulary)
     model.info = replace(info, constraints=constraints)
     accelerate(model)

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .. import models
 from ..errors import printable, shown
-from ..kernels import accelerate
+from ..kernels import accelerate, kept_types, takes_stored
 from ..models import EncoderDecoder, SharingConfig, SharingDraft
 from . import tensors
 from .model_folder import ModelFolder, write_folder
@@ -22,8 +22,14 @@ OPTIONAL_SIZES = {
 DISTILL_AGAIN = "copy or distill the draft again"
 
 
-def load_draft(folder: Path, target: EncoderDecoder | None) -> SharingDraft:
-    """Load a draft for a target that is loaded; refuse a damaged one, and another target's."""
+def load_draft(
+    folder: Path, target: EncoderDecoder | None, dtype: mx.Dtype | None = None
+) -> SharingDraft:
+    """Load a draft for a target that is loaded; refuse a damaged one, and another target's.
+
+    It computes in the target's type; if that is float32, its matrices may be kept in `dtype`, see
+    `load`.
+    """
     opened = ModelFolder(folder)
     name = _target_name(opened)
     if target is None:
@@ -48,9 +54,12 @@ def load_draft(folder: Path, target: EncoderDecoder | None) -> SharingDraft:
     path = folder / "weights.npz"
     stored = tensors.read_npz(path)
     tensors.check_tensors(path, tensors.module_shapes(draft), stored, "draft", again=DISTILL_AGAIN)
+    types = dict.fromkeys(stored, target.dtype)
+    if takes_stored() and target.dtype == mx.float32:
+        types = kept_types(draft, {name: tensor.dtype for name, tensor in stored.items()}, dtype)
     for name, tensor in stored.items():
         weight = tensors.as_mlx(tensor.read(), tensor.dtype)
-        draft.load_weights([(name, weight.astype(target.dtype))], strict=False)
+        draft.load_weights([(name, weight.astype(types[name]))], strict=False)
     mx.eval(draft.parameters())
     accelerate(draft)
     return draft

@@ -273,7 +273,7 @@ def last_hidden(draft: SharingDraft, batch: LabelBatch) -> mx.array:
 def output_weight(draft: SharingDraft) -> mx.array:
     """Return the target's output matrix for the ids that the draft may propose, (V, d) float32."""
     size = draft.own.draft_vocab or draft.info.vocab_size
-    return plain_weight(draft.target.output, slice(size)).astype(mx.float32)
+    return plain_weight(draft.target.output, slice(size))
 
 
 class Agreement:

@@ -197,7 +197,7 @@ class LoadingOptions(DecodingOptions):
     _: KW_ONLY
     adapter: str | Path | None = python_option(None, "A LoRA adapter for the target; see `load`.")
     dtype: mx.Dtype | str | None = python_option(
-        None, "The type that both models compute in; see `load`."
+        None, "The type of both models' weights and arithmetic; see `load`."
     )
     group: mx.distributed.Group | None = python_option(
         None,

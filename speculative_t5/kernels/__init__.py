@@ -5,8 +5,10 @@ layers of `models` are the reference.
 """
 
 import os
+from collections.abc import Mapping
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from .. import device
 from ..libraries import NATIVE_SWITCH
@@ -14,15 +16,42 @@ from ..models import EncoderDecoder, SharingDraft
 from . import layers
 from .extension import native_parts as native_parts
 
+MATRICES = nn.Linear, nn.Embedding, nn.QuantizedLinear, nn.QuantizedEmbedding
+PARTNERS = {"scales": "biases", "biases": "scales"}  # a product takes both in one type
 
-def _are_used() -> bool:
+
+def takes_stored() -> bool:
+    """Whether matrices of 16 bits are read here as they are stored, and computed with in float32.
+
+    Then a model computes in float32, in whatever type its matrices are kept.
+    """
     is_off = os.environ.get(NATIVE_SWITCH) == "0"
     return device.on_cpu() and layers.library is not None and not is_off
 
 
 def takes_quantized(bits: int, group_size: int) -> bool:
     """Whether matrices that are quantized so are computed with here as they are stored."""
-    return _are_used() and bits in layers.BITS and group_size in layers.GROUP_SIZES
+    return takes_stored() and bits in layers.BITS and group_size in layers.GROUP_SIZES
+
+
+def kept_types(
+    model: nn.Module, stored: Mapping[str, mx.Dtype], dtype: mx.Dtype | None = None
+) -> dict[str, mx.Dtype]:
+    """Return the type in memory of each parameter of a model that computes in float32.
+
+    Matrices, and the scales and biases of quantized ones, have the type that they are `stored` in,
+    or `dtype` if one is given; all else, such as norms, is float32.
+    """
+    kept, modules = {}, dict(model.named_modules())
+    for name, kind in stored.items():
+        module, _, part = name.rpartition(".")
+        if not isinstance(modules.get(module), MATRICES):
+            kept[name] = mx.float32
+        elif stored.get(f"{module}.{PARTNERS.get(part)}", kind) == kind:
+            kept[name] = dtype or kind
+        else:
+            kept[name] = dtype or mx.float32
+    return kept
 
 
 def accelerate(model: EncoderDecoder | SharingDraft) -> None:
@@ -33,7 +62,7 @@ def accelerate(model: EncoderDecoder | SharingDraft) -> None:
     16 bits, and quantized ones, are computed with in float32 if the rest of the model is float32.
     MLX cannot differentiate these operations.
     """
-    if model.dtype != mx.float32 or not _are_used():
+    if model.dtype != mx.float32 or not takes_stored():
         return
     for module in model.modules():  # those that a draft shares are its target's
         if faster := layers.faster_class(module):

@@ -38,11 +38,20 @@ class FusedEmbedding(nn.Embedding):
 class StoredEmbedding(FusedEmbedding):
     """One of 16 bits, for a model that computes in float32."""
 
+    def __call__(self, tokens: mx.array) -> mx.array:
+        x: mx.array = super().__call__(tokens).astype(mx.float32)
+        return x
+
 
 class StoredLinear(nn.Linear):
-    """A matrix of 16 bits, where no larger operation has it."""
+    """A matrix of 16 bits, where no larger operation has it.
+
+    Set to float32, as it is to be trained, it is MLX's own.
+    """
 
     def __call__(self, x: mx.array) -> mx.array:
+        if self.weight.dtype == mx.float32:
+            return super().__call__(x)
         return _product(self, x, super().__call__)
 
 

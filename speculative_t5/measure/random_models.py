@@ -1,11 +1,12 @@
 """Random models, whose passes cost as much as those of trained ones, and prompts for them."""
 
 import random
+from typing import cast
 
 import mlx.core as mx
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_flatten, tree_map_with_path
 
-from ..kernels import accelerate
+from ..kernels import accelerate, kept_types, takes_stored
 from ..models import T5, EncoderDecoder, ModelConfig, new_model
 from .shapes import config_of_shape
 
@@ -18,11 +19,15 @@ EMBEDDING_LAYERS = ("shared", "encoder_shared")
 def random_model(
     shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0, embeddings: float = EMBEDDINGS_SCALE
 ) -> EncoderDecoder:
-    """Make a model of a shape with random weights, whose outputs do not end.
+    """Make a model of a shape with random weights, whose outputs do not end, as if it were loaded.
 
     With small `embeddings` (their standard deviation) outputs vary, and may end.
     """
     model = random_weights(config_of_shape(shape), dtype=dtype, seed=seed, embeddings=embeddings)
+    if takes_stored():
+        weights = cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
+        types = kept_types(model, {name: weight.dtype for name, weight in weights})
+        model.load_weights([(name, weight.astype(types[name])) for name, weight in weights])
     accelerate(model)
     return model
 

@@ -7,10 +7,11 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from .. import device
 from ..decoding import Broadcast, ModelInfo, counters, fingerprint, identity
@@ -205,6 +206,12 @@ class CompiledModel(nn.Module):
         dtype: mx.Dtype = self.decoder.norm.weight.dtype
         return dtype
 
+    def _digest(self, description: str) -> str:
+        """Return a digest of a description, a sample of every weight, and the types of both."""
+        weights = cast(list[tuple[str, mx.array]], tree_flatten(self.parameters()))
+        other = sorted(map(str, {weight.dtype for _, weight in weights} - {self.dtype, mx.uint32}))
+        return " ".join([fingerprint(description, self.parameters()), str(self.dtype), *other])
+
     def logits(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
         """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
         return self.score("logits", x, vocab_size)
@@ -280,7 +287,7 @@ class EncoderDecoder(CompiledModel):
     @property
     def fingerprint(self) -> str:
         """Hexadecimal digest of the configuration and of a sample of every weight."""
-        return f"{fingerprint(repr(self.config), self.parameters())} {self.dtype}"
+        return self._digest(repr(self.config))
 
     @property
     def output(self) -> nn.Module:

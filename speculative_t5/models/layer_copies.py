@@ -33,7 +33,7 @@ def copy_layers(draft: SharingDraft) -> None:
     width = draft.own.d_model
     chosen, norm = spread(depth, len(target.layers)), target.norm.weight
     if width:
-        rows = plain_weight(draft.target.output).astype(mx.float32)
+        rows = plain_weight(draft.target.output)
         basis = mx.linalg.eigh(rows.T @ rows, stream=mx.cpu)[1][:, -width:]
         draft.narrow.weight, draft.widen.weight = basis.T, norm[:, None] * basis
         norm = _flat_norm(basis)

@@ -24,10 +24,12 @@ def quantize(model: nn.Module, how: Quantization) -> None:
     nn.quantize(model, how.group_size, how.bits, class_predicate=chosen)
 
 
-def plain_weight(module: nn.Module, rows: Any = slice(None)) -> mx.array:
-    """Return a module's weight, or some rows of it, dequantized."""
+def plain_weight(
+    module: nn.Module, rows: Any = slice(None), dtype: mx.Dtype = mx.float32
+) -> mx.array:
+    """Return a module's weight, or some rows of it, dequantized and in a type."""
     weight: mx.array = module.weight[rows]
     if "scales" in module:
-        scales, biases = module.scales[rows], module.biases[rows]
-        weight = mx.dequantize(weight, scales, biases, module.group_size, module.bits)
-    return weight
+        scales, biases = (part[rows].astype(dtype) for part in (module.scales, module.biases))
+        return mx.dequantize(weight, scales, biases, module.group_size, module.bits)
+    return weight.astype(dtype)

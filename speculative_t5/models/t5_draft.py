@@ -9,7 +9,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import device
-from ..decoding import fingerprint
 from .config import T5Config
 from .encoder_decoder import (
     COMPILE_LOCK,
@@ -100,7 +99,8 @@ class SharingDraft(CompiledModel):
         if self.own.d_model is None:
             return matrix
         narrow = nn.Linear(self.own.d_model, self.config.vocab_size, bias=False)
-        narrow.weight = plain_weight(matrix) @ self.widen.weight
+        wide = (plain_weight(each, dtype=self.dtype) for each in (matrix, self.widen))
+        narrow.weight = mx.matmul(*wide)
         return narrow
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -119,8 +119,7 @@ class SharingDraft(CompiledModel):
     @property
     def fingerprint(self) -> str:
         """Digest of the draft's own weights, its type, and the target's fingerprint."""
-        own = fingerprint(repr(self.own), self.parameters())
-        return f"{own} {self.dtype} {self.target.fingerprint}"
+        return f"{self._digest(repr(self.own))} {self.target.fingerprint}"
 
     def start_both(
         self, prompts: Sequence[Sequence[int]], *, width: int | None = None
