@@ -11,8 +11,9 @@ CTranslate2's int8. What cannot run so is left out, in one line that says why.
 Each program has a process of its own, since a BLAS loaded for one changes another. Only one runs at
 a time: they take turns prompt by prompt, in a random order for each turn. A first pass over all
 prompts warms up and compares the outputs; it is not timed. CTranslate2 runs with the best of a few
-settings, the others with their defaults. `--num-beams 4` compares beam search instead, without
-drafts; CTranslate2 ends it by other rules, and may give other outputs. The other programs need
+settings, the others with their defaults. `--by-type` compares ours with weights of 16, 8 and 4
+bits, those of drafts as well. `--num-beams 4` compares beam search instead, without drafts;
+CTranslate2 ends it by other rules, and may give other outputs. The other programs need
 `pip install ".[compare]"`.
 """
 
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from programs import ASSISTED, COMBINED, PLAIN, PROGRAMS, WITH_BEAMS
+from programs import ASSISTED, BY_TYPES, COMBINED, PLAIN, PROGRAMS, WITH_BEAMS
 from programs.checkpoints import as_ctranslate2, as_hugging_face, write_draft
 from programs.length_worker import load_way
 from programs.measuring import compare
@@ -53,6 +54,10 @@ DtypeOption = Annotated[
         show_default="float32 on a CPU, bfloat16 elsewhere",
     ),
 ]
+ByTypeOption = Annotated[
+    bool,
+    typer.Option("--by-type", help="Compare types of weights: 16, 8 and 4 bits beside float32."),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of the table.")
 ]
@@ -71,10 +76,11 @@ def pair(
     num_beams: NumBeamsOption = None,
     only: OnlyOption = None,
     dtype: DtypeOption = None,
+    by_type: ByTypeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare on a trained pair and held-out text: outputs of 20 to 60 tokens."""
-    names, search, unlike = chosen_for(num_beams, only)
+    names, search, unlike = chosen_for(num_beams, only, by_type=by_type)
     setting, kind = setting_of(dtype)
     from speculative_t5 import load
 
@@ -130,10 +136,11 @@ def shape(
     num_beams: NumBeamsOption = None,
     only: OnlyOption = None,
     dtype: DtypeOption = None,
+    by_type: ByTypeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare on random weights of published shapes, with a synthetic rate of acceptance."""
-    names, search, unlike = chosen_for(num_beams, only)
+    names, search, unlike = chosen_for(num_beams, only, by_type=by_type)
     names = [each for each in names if each not in LEFT_OUT]
     setting, kind = setting_of(dtype)
     check_shapes((name, draft_shape), only or ())
@@ -197,19 +204,22 @@ def random_prompts(shape: str, length: int, count: int) -> list[list[int]]:
     return [[*rng.choices(ids, k=length - 1), 1] for _ in range(count)]
 
 
-def chosen(only: Sequence[str] | None) -> list[str]:
-    """Return the programs to run, in the order of `PROGRAMS`; ours plain is always one."""
+def chosen(only: Sequence[str] | None, *, by_type: bool = False) -> list[str]:
+    """Return the programs to run, in their order; ours plain is always one."""
+    known = [*dict.fromkeys((*PROGRAMS, *BY_TYPES))]
     for name in only or ():
-        if name not in PROGRAMS:
-            raise typer.BadParameter(f"no program {name!r}, expected one of: {', '.join(PROGRAMS)}")
-    return [name for name in PROGRAMS if not only or name in only or name == PLAIN]
+        if name not in known:
+            raise typer.BadParameter(f"no program {name!r}, expected one of: {', '.join(known)}")
+    if only:
+        return [name for name in known if name in only or name == PLAIN]
+    return [*(BY_TYPES if by_type else PROGRAMS)]
 
 
 def chosen_for(
-    num_beams: int | None, only: Sequence[str] | None
+    num_beams: int | None, only: Sequence[str] | None, *, by_type: bool = False
 ) -> tuple[list[str], dict[str, int], tuple[str, ...]]:
     """Return the programs to run, what they are to know of beams, and which may be unlike ours."""
-    names = chosen(only)
+    names = chosen(only, by_type=by_type)
     if num_beams is None:
         return names, {}, ()
     for name in only or ():

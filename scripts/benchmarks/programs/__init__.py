@@ -20,3 +20,15 @@ PROGRAMS = (
 )
 WITH_BEAMS = (PLAIN, "transformers", "ctranslate2", "ctranslate2 int8")  # that have beam search
 OURS = (PLAIN, SPECULATIVE, COMBINED, STEADY, "naive")
+# Ours with matrices kept in another type, by the programs' names.
+BITS = {"8 bits": 8, "4 bits": 4}
+KEPT = {f"{name} in {kind}": kind for kind in ("bfloat16", *BITS) for name in (PLAIN, SPECULATIVE)}
+BY_TYPES = (
+    PLAIN,
+    SPECULATIVE,
+    *KEPT,
+    "transformers",
+    "transformers bfloat16",
+    "ctranslate2",
+    "ctranslate2 int8",
+)

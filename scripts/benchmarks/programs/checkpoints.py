@@ -7,11 +7,16 @@ the speed of another.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from programs import BITS
+
 if TYPE_CHECKING:
     from speculative_t5.models import T5, SharingDraft
+
+GROUP_SIZE = 64  # of quantized matrices, as `convert` makes them by default
 
 
 def as_hugging_face(model: T5, folder: Path) -> None:
@@ -48,20 +53,38 @@ def dtype_of(model: T5) -> str:
     return str(model.shared.weight.dtype).removeprefix("mlx.core.")
 
 
-def read_back(folder: Path) -> T5:
-    """Load the model that `as_hugging_face` wrote."""
-    from speculative_t5.checkpoints import ModelFolder, open_checkpoint
+def read_back(folder: Path, kind: str | None = None) -> T5:
+    """Load the model that `as_hugging_face` wrote, with matrices of another kind if one is given.
+
+    That is a type of 16 bits, or one of `BITS`, as `convert --quantize` makes them. They are made
+    one at a time.
+    """
+    from speculative_t5.checkpoints import DTYPES, ModelFolder, open_checkpoint
+    from speculative_t5.kernels import kept_types
+    from speculative_t5.models import Quantization
     from speculative_t5.models.t5 import T5
 
     import mlx.core as mx
 
     checkpoint = open_checkpoint(ModelFolder(folder))
-    tensors = mx.load(str(folder / "model.safetensors"))
-    model = T5(checkpoint.config)
-    model.load_weights(
-        [(p, mx.concatenate([tensors[n] for n in s])) for p, s in checkpoint.parameters.items()]
-    )
-    mx.eval(model.parameters())
+    config, bits = checkpoint.config, BITS.get(kind or "")
+    if bits:
+        how = Quantization(bits, GROUP_SIZE, keep_wo=config.gated)
+        config = replace(config, quantization=how)
+    model, tensors = T5(config), mx.load(str(folder / "model.safetensors"))
+    quantized = {name for name, module in model.named_modules() if "scales" in module}
+    types = checkpoint.dtypes
+    if kind in DTYPES:
+        types = kept_types(model, types, DTYPES[kind])
+    for name, sources in checkpoint.parameters.items():
+        whole = mx.concatenate([tensors.pop(source) for source in sources]).astype(types[name])
+        module, parts = name.removesuffix(".weight"), {name: whole}
+        if module in quantized:
+            names = (name, f"{module}.scales", f"{module}.biases")
+            parts = dict(zip(names, mx.quantize(whole, GROUP_SIZE, bits), strict=True))
+        mx.eval(parts)
+        model.load_weights([*parts.items()], strict=False)
+    mx.clear_cache()
     return model
 
 
@@ -76,11 +99,11 @@ def write_draft(draft: T5 | SharingDraft, folder: Path) -> None:
         as_hugging_face(draft, folder)
 
 
-def read_draft(folder: Path, target: T5) -> T5 | SharingDraft:
-    """Load what `write_draft` wrote, for its target."""
+def read_draft(folder: Path, target: T5, kind: str | None = None) -> T5 | SharingDraft:
+    """Load what `write_draft` wrote, for its target; matrices are as in `read_back`."""
     from speculative_t5.checkpoints import load_draft
 
-    return read_back(folder) if is_whole(folder) else load_draft(folder, target)
+    return read_back(folder, kind) if is_whole(folder) else load_draft(folder, target)
 
 
 def is_whole(folder: Path) -> bool:

@@ -116,16 +116,18 @@ def report(figures: Mapping[str, Figures], outputs: int) -> list[str]:
     plain, speculative = figures[PLAIN].speed, figures.get(SPECULATIVE)
     lines = [
         "",
-        f"{'':20} {'device':>6} {'type':>13} {'tokens/s':>8} {'min-max of turns':>17} "
-        f"{'over plain':>10} {'speculative over it':>19} {'same output':>11}",
+        f"{'':28} {'device':>6} {'type':>13} {'tokens/s':>8} {'min-max of turns':>17} "
+        f"{'over plain':>10} {'speculative over it':>19} {'same output':>11} {'peak':>8}",
     ]
     for name, found in figures.items():
         device, dtype = found.about["device"], found.about["dtype"]
         spread = f"{min(found.speeds):.1f}-{max(found.speeds):.1f}"
         over = f"{speculative.speed / found.speed:.2f}" if speculative else ""
+        peak = found.about.get("peak")
+        memory = f"{peak / 1e9:.2f} GB" if peak else ""
         lines.append(
-            f"{name:20} {device:>6} {dtype:>13} {found.speed:8.1f} {spread:>17} "
-            f"{found.speed / plain:10.2f} {over:>19} {f'{found.agree}/{outputs}':>11}"
+            f"{name:28} {device:>6} {dtype:>13} {found.speed:8.1f} {spread:>17} "
+            f"{found.speed / plain:10.2f} {over:>19} {f'{found.agree}/{outputs}':>11} {memory:>8}"
         )
     lines.append("")
     for name, found in figures.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from programs import ASSISTED, COMBINED, OURS, PLAIN, STEADY
+from programs import ASSISTED, COMBINED, KEPT, OURS, PLAIN, STEADY
 from programs.checkpoints import (
     dtype_of,
     is_whole,
@@ -26,6 +26,9 @@ from programs.checkpoints import (
 )
 
 MAX_SOURCE_LENGTH = 2**16  # tokens of a prompt; random shapes would refuse long ones otherwise
+
+# Of this process on Linux. What getrusage returns includes the process that started it.
+STATUS = Path("/proc/self/status")
 
 # Answers a request: source ids and the most tokens to return -> ids, EOS included.
 Generate = Callable[[list[int], int], list[int]]
@@ -46,11 +49,20 @@ def serve(name: str, spec: dict[str, Any]) -> None:
         def answer(request: dict[str, Any]) -> dict[str, Any]:
             began = time.perf_counter()
             tokens = generate(request["ids"], request["max_tokens"])
-            return {"tokens": tokens, "seconds": time.perf_counter() - began}
+            spent = time.perf_counter() - began
+            return {"tokens": tokens, "seconds": spent, "peak": peak_memory()}
 
         return answer, about
 
     answer_requests(load)
+
+
+def peak_memory() -> int | None:
+    """Return the most bytes of memory that this process has had; None where it is not known."""
+    if not STATUS.exists():
+        return None
+    fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024
 
 
 def answer_requests(load: Callable[[], tuple[Answer, dict[str, Any]]]) -> None:
@@ -96,14 +108,20 @@ def load_program(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, A
     metal or cuda; and the `dtype` by name.
     """
     place = Path(spec["place"])
+    if name in KEPT:
+        return load_ours(name.removesuffix(f" in {KEPT[name]}"), place, spec, KEPT[name])
     if name in OURS:
         return load_ours(name, place, spec)
+    if name == "transformers bfloat16":
+        return load_transformers(place, spec | {"dtype": "bfloat16"}, assisted=False)
     if name in ("transformers", ASSISTED):
         return load_transformers(place, spec, assisted=name == ASSISTED)
     return load_ctranslate2(place / "ctranslate2", spec, int8=name.endswith("int8"))
 
 
-def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
+def load_ours(
+    name: str, place: Path, spec: dict[str, Any], kind: str | None = None
+) -> tuple[Generate, dict[str, Any]]:
     from programs import naive
     from speculative_t5 import SpeculativeDecoder
     from speculative_t5.cli.terminal import tips
@@ -113,17 +131,17 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     from speculative_t5.libraries import num_threads
     from speculative_t5.measure import replaying_plan
 
-    model = read_back(place / "target")
+    model = read_back(place / "target", kind)
     about = {
         "versions": versions("speculative_t5", "mlx"),
         "device": spec["backend"],
-        "dtype": dtype_of(model),
+        "dtype": kind or dtype_of(model),
         "threads": num_threads(),
         "note": "; ".join(tips()),
     }
     if name == "naive":
         return lambda ids, max_tokens: naive.generate(model, ids, max_tokens), about
-    draft = None if name == PLAIN else read_draft(place / "draft", model)
+    draft = None if name == PLAIN else read_draft(place / "draft", model, kind)
     for loaded in (model, draft):
         if loaded:
             accelerate(loaded)

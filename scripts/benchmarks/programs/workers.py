@@ -41,6 +41,7 @@ class Worker:
     def ask(self, ids: list[int], max_tokens: int) -> tuple[list[int], float]:
         """Return the output, EOS included, and the seconds that it took."""
         answer = self.request(ids=ids, max_tokens=max_tokens)
+        self.about["peak"] = answer["peak"]
         time.sleep(PAUSE)
         return answer["tokens"], answer["seconds"]
 
