@@ -18,6 +18,7 @@ from pathlib import Path
 NATIVE_SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
 NATIVE_PARTS = ("products", "layers", "OpenBLAS")
 KERNELS_FOLDER = Path(__file__).parent / "kernels"  # of the C parts, if they were built
+INSTRUCTIONS = "portable code", "AVX2", "AVX-512", "AVX-512 with VNNI"  # of our products
 FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
 OPENBLAS_PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000", or "max 100000"
@@ -43,8 +44,8 @@ def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
         shared = openblas.scipy_openblas_get_parallel() == OPENBLAS_PTHREADS
         if shared:
             openblas.scipy_openblas_set_num_threads(1)  # our threads call it
-    products.products_init(address, shared, FEW_ROWS, num_threads(), 2)
-    level = ("portable code", "AVX2", "AVX-512")[products.products_level()]
+    products.products_init(address, shared, FEW_ROWS, num_threads(), len(INSTRUCTIONS) - 1)
+    level = INSTRUCTIONS[products.products_level()]
     return products, {"products": f"loaded, {level}", "OpenBLAS": found}
 
 

@@ -208,6 +208,10 @@ static void check_all(void)
             check_stored(rows[i], 5 + 8 * j, j + 1, STORED_AFFINE8, 32 << j);
             check_stored(rows[i], 5 + 8 * j, j + 1, STORED_AFFINE4, 32 << j);
         }
+    for (int m = 30; m < 33; m++) { /* of each type of scales, as many as are read together */
+        check_stored(m, 37, 9, STORED_AFFINE8, 64);
+        check_stored(m, 37, 9, STORED_AFFINE4, 32);
+    }
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         shape s = shapes[i];
         check_attention(s, LAYER_ENCODER, 0);
@@ -248,7 +252,7 @@ int main(int argc, char **argv)
     const char *what = argc > 1 ? argv[1] : "all";
     static const int threads[] = {1, 3, 8}; /* never fewer: those that are there stay */
     for (int i = 0; i < 3; i++)
-        for (int level = strcmp(what, "threads") ? 0 : 2; level < 3; level++) {
+        for (int level = strcmp(what, "threads") ? 0 : 3; level < 4; level++) {
             products_init(NULL, 0, 1 << 20, threads[i], level);
             if (!strcmp(what, "overrun")) {
                 check_product(5, 17, 33, 1, 0, 1);

@@ -158,7 +158,8 @@ def test_programs_share_a_checkpoint_in_16_bits(
         other.update(tree_map(lambda weight: weight.astype(kind), one.parameters()))
         checkpoints.as_hugging_face(other, tmp_path / name)
     loaded = checkpoints.read_back(tmp_path / "target")
-    assert {weight.dtype for _, weight in tree_flatten(loaded.parameters())} == {kind}
+    kinds = {weight.dtype for _, weight in tree_flatten(loaded.parameters())}
+    assert loaded.shared.weight.dtype == kind and kinds <= {kind, mx.float32}
     places = [str(tmp_path / name) for name in ("target", "ctranslate2")]
     assert CliRunner().invoke(compare.app, ["convert", *places]).exit_code == 0
     spec = {"place": str(tmp_path), "threads": 1, "num_draft": 2, "backend": "cpu", "dtype": dtype}
@@ -251,7 +252,8 @@ def test_workers_take_turns_and_those_that_cannot_start_are_left_out(
     title, _, _, plain, speculative, *_, last = capfd.readouterr().out.splitlines()
     assert title == "a title" and plain.split()[:4] == [*PLAIN.split(), "cpu", "float32"]
     assert speculative.split()[:4] == [*SPECULATIVE.split(), "cpu", "float32"]
-    assert speculative.endswith(" 3/3")
+    assert "3/3" in speculative.split()
+    assert speculative.endswith(" GB") == serving.STATUS.exists()
     found = json.loads(last)["programs"]
     assert {name: program["tokens_per_second"] for name, program in found.items()} == {
         name: figure.speed for name, figure in again.items()

@@ -23,7 +23,7 @@ SGEMM = [*[NUMBER] * 6, REAL, ARRAY, NUMBER, ARRAY, NUMBER, REAL, ARRAY, NUMBER]
 Product = Callable[..., np.ndarray]
 
 
-@pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
+@pytest.fixture(params=[0, 1, 2, 3], ids=["plain", "avx2", "avx512", "vnni"])
 def product(request: pytest.FixtureRequest, tmp_path: Path) -> Product:
     return own_copy(tmp_path, level=request.param)
 

@@ -28,6 +28,7 @@ import typer
 REPOSITORY = Path(__file__).parents[2]
 COLLECTION = Path("tests", "planted_bugs")
 FIELDS = {"name", "file", "find", "replace", "test"}
+NATIVE = Path("speculative_t5", "kernels", "native")  # C parts; a bug in them is compiled
 COPIED = ("speculative_t5", "docs", "scripts", "tests", "weights")  # folders; others are linked
 LARGEST_COPIED = 2**20  # bytes; larger files are linked
 PROCESSES = 2  # tests that run at a time
@@ -93,6 +94,18 @@ def copy_or_link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+def build_products(checkout: Path) -> str:
+    """Compile a checkout's products and layers in place of those that it has; return why not."""
+    built = next(checkout.glob("speculative_t5/kernels/_products*.so"), None)
+    if built is None:
+        return ""  # its test is skipped, as nothing was built
+    sources = [checkout / NATIVE / name for name in ("products.c", "layers.c")]
+    built.unlink()
+    command = ["cc", "-O1", "-std=gnu11", "-shared", "-fPIC", "-o", built, *sources, "-lm"]
+    done = subprocess.run([*command, "-lpthread"], capture_output=True, text=True, check=False)
+    return f"it cannot be compiled: {done.stderr.strip()[-200:]}" if done.returncode else ""
+
+
 def run(test: str, repository: Path, bug: Bug | None = None) -> str:
     """Run a test in a copy: "passed", "failed", "skipped", or why it did not run."""
     with tempfile.TemporaryDirectory() as folder:
@@ -100,6 +113,8 @@ def run(test: str, repository: Path, bug: Bug | None = None) -> str:
         if bug:
             path = Path(folder, bug.file)
             path.write_text(bug.planted(path.read_text(encoding="utf-8")), encoding="utf-8")
+            if Path(bug.file).parent == NATIVE and (fault := build_products(Path(folder))):
+                return fault
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
         environment = os.environ | {
             "PYTHONPATH": folder,

@@ -54,13 +54,13 @@ def dtype_of(model: T5) -> str:
 
 
 def read_back(folder: Path, kind: str | None = None) -> T5:
-    """Load the model that `as_hugging_face` wrote, with matrices of another kind if one is given.
+    """Load the model that `as_hugging_face` wrote, in the types in which `load` would have it.
 
-    That is a type of 16 bits, or one of `BITS`, as `convert --quantize` makes them. They are made
-    one at a time.
+    Matrices may be of another kind: a type of 16 bits, or one of `BITS`, as `convert --quantize`
+    makes them, one at a time.
     """
     from speculative_t5.checkpoints import DTYPES, ModelFolder, open_checkpoint
-    from speculative_t5.kernels import kept_types
+    from speculative_t5.kernels import kept_types, takes_stored
     from speculative_t5.models import Quantization
     from speculative_t5.models.t5 import T5
 
@@ -74,8 +74,8 @@ def read_back(folder: Path, kind: str | None = None) -> T5:
     model, tensors = T5(config), mx.load(str(folder / "model.safetensors"))
     quantized = {name for name, module in model.named_modules() if "scales" in module}
     types = checkpoint.dtypes
-    if kind in DTYPES:
-        types = kept_types(model, types, DTYPES[kind])
+    if takes_stored():
+        types = kept_types(model, types, DTYPES.get(kind or ""))
     for name, sources in checkpoint.parameters.items():
         whole = mx.concatenate([tensors.pop(source) for source in sources]).astype(types[name])
         module, parts = name.removesuffix(".weight"), {name: whole}

@@ -44,7 +44,7 @@ typedef struct {
 static const row_functions *rows(void)
 {
 #if defined(__x86_64__)
-    if (products_level() == 2)
+    if (products_level() >= 2)
         return &rows_avx512;
     if (products_level() == 1)
         return &rows_avx2;

@@ -11,6 +11,7 @@
 #define _GNU_SOURCE
 #include <limits.h>
 #include <linux/futex.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -39,6 +40,7 @@ typedef void (*sgemm)(int, int, int, int, int, int, float, const float *, int, c
 #define DIRECT_ROWS 12              /* for more, columns become floats that tiles of rows share */
 #define WIDENED (1 << 12)           /* floats of such columns: a core's nearest cache holds them */
 #define WIDENED_FOR_OTHER (1 << 20) /* the same for another library, which gains by more of them */
+#define ROUNDED_CHUNK 16            /* rows to round that are worth another thread's attention */
 
 static float from_bits(uint32_t bits)
 {
@@ -77,30 +79,34 @@ static inline int widened_columns(int floats, int k, int tile)
     return (tiles ? tiles : 1) * tile;
 }
 
-static pthread_key_t widened_key;
-static pthread_once_t widened_once = PTHREAD_ONCE_INIT;
+/* What a thread's buffers are for: a matrix's numbers, and a product's rows. */
+enum { WIDE, ROUNDED, NUM_BUFFERS };
+
+static pthread_key_t buffer_keys[NUM_BUFFERS];
+static pthread_once_t buffers_once = PTHREAD_ONCE_INIT;
 
 typedef struct {
     size_t count;
     float numbers[] __attribute__((aligned(64))); /* no vector straddles cache lines */
 } buffer;
 
-static void make_widened_key(void)
+static void make_buffer_keys(void)
 {
-    pthread_key_create(&widened_key, free);
+    for (int i = 0; i < NUM_BUFFERS; i++)
+        pthread_key_create(&buffer_keys[i], free);
 }
 
-/* Memory of this thread, which keeps it. */
-static float *widened_memory(size_t count)
+/* Memory of this thread, which keeps it: at least `count` floats. */
+static float *thread_memory(int purpose, size_t count)
 {
-    pthread_once(&widened_once, make_widened_key);
-    buffer *b = pthread_getspecific(widened_key);
+    pthread_once(&buffers_once, make_buffer_keys);
+    buffer *b = pthread_getspecific(buffer_keys[purpose]);
     if (!b || b->count < count) {
         free(b);
         if (posix_memalign((void **)&b, 64, sizeof *b + sizeof(float) * count))
             abort(); /* the interface has no way to fail */
         b->count = count;
-        pthread_setspecific(widened_key, b);
+        pthread_setspecific(buffer_keys[purpose], b);
     }
     return b->numbers;
 }
@@ -170,6 +176,8 @@ static float *widened_memory(size_t count)
 #undef HALVES_AT
 #undef BYTES_AT
 #undef NIBBLES_AT
+
+#include "integers.h"
 #endif
 
 #define WIDTH 4
@@ -302,7 +310,7 @@ static void forget_workers(void)
  * shared: whether it uses one thread, and may be called by several at once, each for a part.
  * rows: the most rows of a product to compute here.
  * threads: to use, the caller's among them; 0 is as many as there are processors for this process.
- * level: 2 for AVX-512 where there is, 1 for at most AVX2, 0 for neither.
+ * level: 3 for AVX-512 with VNNI where there is, 2 without, 1 for at most AVX2, 0 for neither.
  */
 EXPORTED void products_init(void *library, int shared, int rows, int threads, int level)
 {
@@ -321,8 +329,11 @@ EXPORTED void products_init(void *library, int shared, int rows, int threads, in
     if (instructions == 1 && level > 1 && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512dq"))
         instructions = 2;
+    if (instructions == 2 && level > 2 && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+        instructions = 3;
 #endif
-    functions = &of_level[instructions];
+    functions = &of_level[instructions < 3 ? instructions : 2];
     pthread_atfork(NULL, NULL, forget_workers);
 }
 
@@ -428,6 +439,49 @@ static void multiply(const product *p)
     pthread_mutex_unlock(&busy);
 }
 
+#if defined(__x86_64__)
+/* A product by integers: rows are rounded, then columns computed. */
+typedef struct {
+    product p;
+    rounded_rows x;
+    int chunk;
+} integer_job;
+
+static void do_rounding(const void *context, int i)
+{
+    const integer_job *j = context;
+    int end = (i + 1) * ROUNDED_CHUNK;
+    round_rows(&j->p, &j->x, i * ROUNDED_CHUNK, end < j->p.m ? end : j->p.m);
+}
+
+static void do_integers(const void *context, int i)
+{
+    const integer_job *j = context;
+    int end = (i + 1) * j->chunk;
+    integer_columns(&j->p, &j->x, i * j->chunk, end < j->p.n ? end : j->p.n);
+}
+
+static void multiply_integers(const product *p)
+{
+    integer_job j = {*p, new_rounded(p), p->n};
+    long parts = (long)p->n * p->k / MIN_WORK;
+    if (parts < 2 || num_threads < 2 || pthread_mutex_trylock(&busy)) {
+        round_rows(p, &j.x, 0, p->m);
+        integer_columns(p, &j.x, 0, p->n);
+        return;
+    }
+    if (parts > 4 * num_threads)
+        parts = 4 * num_threads;
+    j.chunk = (int)(((p->n + parts - 1) / parts + 15) / 16 * 16);
+    if (p->m > ROUNDED_CHUNK)
+        share(do_rounding, &j, (p->m + ROUNDED_CHUNK - 1) / ROUNDED_CHUNK);
+    else
+        round_rows(p, &j.x, 0, p->m);
+    share(do_integers, &j, (p->n + j.chunk - 1) / j.chunk);
+    pthread_mutex_unlock(&busy);
+}
+#endif
+
 static void do_other(const product *p);
 
 static int at_most(int limit, int count)
@@ -442,7 +496,7 @@ static void do_other_widened(const product *p, int first, int end)
     product part = *p;
     part.stored = NULL;
     part.ldb = p->k;
-    float *wide = widened_memory((size_t)step * (size_t)p->k);
+    float *wide = thread_memory(WIDE, (size_t)step * (size_t)p->k);
     part.b = wide;
     for (; first < end; first += step) {
         part.n = at_most(step, end - first);
@@ -490,6 +544,12 @@ static void do_other_rows(const void *context, int i)
 
 void products_multiply(const product *p)
 {
+#if defined(__x86_64__)
+    if (instructions == 3 && p->stored && p->stored->type >= STORED_AFFINE8) {
+        multiply_integers(p);
+        return;
+    }
+#endif
     if (!other_sgemm || p->m <= max_rows) {
         multiply(p);
         return;

@@ -41,7 +41,7 @@ void products_share(part f, const void *job, int count);
 int products_threads(void);
 int products_thread(void);
 
-/* Instructions to use: 2 is AVX-512, 1 AVX2, 0 neither. */
+/* Instructions to use: 3 is AVX-512 with VNNI, 2 without, 1 AVX2, 0 neither. */
 int products_level(void);
 
 /* A row of a matrix as floats, `count` inputs. */

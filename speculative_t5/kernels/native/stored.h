@@ -202,7 +202,7 @@ static TARGET void NAME(stored_columns)(const product *p, int column, int end)
         return;
     }
     const int step = widened_columns(WIDENED, p->k, COLUMNS);
-    float *wide = widened_memory((size_t)step * (size_t)p->k);
+    float *wide = thread_memory(WIDE, (size_t)step * (size_t)p->k);
     for (; column < end; column += step) {
         int count = end - column < step ? end - column : step;
         NAME(widen)(p->stored, p->k, column, count, wide);
