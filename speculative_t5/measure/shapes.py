@@ -1,6 +1,7 @@
 """Shapes of published models, by name: their real costs can be measured without their weights."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from ..models import ModelConfig, T5Config, T5GemmaConfig
@@ -8,6 +9,13 @@ from ..models import ModelConfig, T5Config, T5GemmaConfig
 
 def _t5(d_model: int, d_kv: int, d_ff: int, heads: int, layers: int) -> T5Config:
     return T5Config(d_model, d_kv, d_ff, heads, layers, layers, vocab_size=32128)
+
+
+def _flan(d_model: int, d_ff: int, heads: int, layers: int) -> T5Config:
+    shape = _t5(d_model, 64, d_ff, heads, layers)
+    return replace(
+        shape, gated=True, activation="gelu_new", own_head=True, scale_decoder_outputs=False
+    )
 
 
 def _t5gemma(
@@ -36,6 +44,10 @@ SHAPES: Mapping[str, Callable[[], ModelConfig]] = {
     "t5-base": partial(_t5, 768, 64, 3072, 12, 12),
     "t5-large": partial(_t5, 1024, 64, 4096, 16, 24),
     "t5-3b": partial(_t5, 1024, 128, 16384, 32, 24),
+    # d_model, d_ff, heads, layers of each stack
+    "flan-t5-base": partial(_flan, 768, 2048, 12, 12),
+    "flan-t5-large": partial(_flan, 1024, 2816, 16, 24),
+    "flan-t5-xl": partial(_flan, 2048, 5120, 32, 24),
     # generation, size, d_ff, layers of each stack, heads, heads of keys, head's size
     "t5gemma-s": partial(_t5gemma, 1, 512, 1024, 8, 8, 8, 64),
     "t5gemma-b": partial(_t5gemma, 1, 768, 2048, 12, 12, 12, 64),
