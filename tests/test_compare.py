@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
-from speculative_t5.kernels import accelerate
+from speculative_t5.kernels import accelerate, layers
 from speculative_t5.models.t5 import T5
 
 import compare
@@ -25,7 +25,9 @@ from conftest import tiny_draft, tiny_model
 from mlx.utils import tree_flatten, tree_map
 from programs import (
     ASSISTED,
+    BY_TYPES,
     COMBINED,
+    KEPT,
     PLAIN,
     SPECULATIVE,
     STEADY,
@@ -172,6 +174,29 @@ def test_programs_share_a_checkpoint_in_16_bits(
     assert len(widths) > 1, "steady passes have a width"
     with pytest.raises(serving.CannotRun, match=f"on cpu it computes in .*, not in {dtype}"):
         serving.load_program("ctranslate2", spec)
+
+
+@pytest.mark.skipif(layers.library is None, reason="built without a C++ compiler")
+def test_programs_of_ours_keep_matrices_in_other_types(tmp_path: Path) -> None:
+    model = tiny_model(vocab_size=40, seed=4, d_model=64, d_kv=32, d_ff=128)
+    for name in ("target", "draft"):
+        checkpoints.as_hugging_face(model, tmp_path / name)
+    spec = {"place": str(tmp_path), "num_draft": 3} | ON_CPU
+    sizes = []
+    for kind in ("float32", *dict.fromkeys(KEPT.values())):
+        loaded = checkpoints.read_back(tmp_path / "target", kind)
+        sizes.append(sum(weight.nbytes for _, weight in tree_flatten(loaded.parameters())))
+        accelerate(loaded)
+        expected = regular_outputs(loaded)
+        for name in [name for name, each in KEPT.items() if each == kind]:
+            generate, about = serving.load_program(name, spec)
+            assert [generate(ids, MAX_TOKENS) for ids in PROMPTS] == expected
+            assert about["dtype"] == kind
+    whole, *smaller = sizes
+    for size, share in zip(smaller, (0.5, 0.28, 0.16), strict=True):
+        assert size == pytest.approx(share * whole, rel=0.1)
+    assert compare.chosen(None, by_type=True) == [*BY_TYPES]
+    assert compare.chosen(["ours plain in 8 bits"]) == [PLAIN, "ours plain in 8 bits"]
 
 
 def test_torch_uses_the_gpu_that_mlx_uses(monkeypatch: pytest.MonkeyPatch) -> None:
