@@ -4,6 +4,8 @@
  * COLUMNS   columns of the result in a tile of `dots`, 4 or 2: as many as fit the registers
  * NAME(f)   f, made unique to the instruction set
  * TARGET    attribute of functions that use it
+ * MULTIPLY_ADD(a, b, c)  a * b + c, rounded once or twice, but always so: a compiler may choose
+ *           anew at each place
  * SUM4      optional: adds up four vectors into four floats
  */
 
@@ -76,14 +78,15 @@ INLINE void NAME(dots)(const product *p, int row, int column, int rows, int colu
             VEC x = *(const VEC *)(a + (size_t)i * lda + k);
             UNROLL
             for (int j = 0; j < columns; j++)
-                sum[i][j] += x * w[j];
+                sum[i][j] = MULTIPLY_ADD(x, w[j], sum[i][j]);
         }
     }
     if (whole < p->k)
         for (int i = 0; i < rows; i++) {
             VEC x = NAME(partial)(a + (size_t)i * lda + whole, p->k - whole);
             for (int j = 0; j < columns; j++)
-                sum[i][j] += x * NAME(partial)(b + (size_t)j * ldb + whole, p->k - whole);
+                sum[i][j] = MULTIPLY_ADD(
+                    x, NAME(partial)(b + (size_t)j * ldb + whole, p->k - whole), sum[i][j]);
         }
     UNROLL
     for (int i = 0; i < rows; i++) {
@@ -165,7 +168,7 @@ INLINE void NAME(axpy_tile)(const product *p, int row, int column, int rows, int
             w[j] = *(const VEC *)(b + WIDTH * j);
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < vectors; j++)
-                sum[i][j] += a[(size_t)i * p->lda + k] * w[j];
+                sum[i][j] = MULTIPLY_ADD((VEC){0} + a[(size_t)i * p->lda + k], w[j], sum[i][j]);
     }
     UNROLL
     for (int i = 0; i < rows; i++) {
@@ -220,7 +223,7 @@ static TARGET void NAME(columns)(const product *p, int column, int end)
             VEC w = {0};
             for (int j = 0; j < left; j++)
                 w[j] = p->b[(size_t)k * p->ldb + column + j];
-            sum += p->a[(size_t)i * p->lda + k] * w;
+            sum = MULTIPLY_ADD((VEC){0} + p->a[(size_t)i * p->lda + k], w, sum);
         }
         NAME(put)(p, i, column, (const float *)&sum, left);
     }

@@ -132,6 +132,7 @@ static float *thread_memory(int purpose, size_t count)
 #define COLUMNS 2
 #define NAME(f) f##_avx2
 #define TARGET AVX2
+#define MULTIPLY_ADD(a, b, c) ((VEC)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define SUM4(a, b, c, d, out) SUM_OF_8S((__m256)(a), (__m256)(b), (__m256)(c), (__m256)(d), out)
 #define HALVES_AT(p) ((VEC)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
 #define BYTES_AT(p) ((INTS)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
@@ -145,6 +146,7 @@ static float *thread_memory(int purpose, size_t count)
 #undef COLUMNS
 #undef NAME
 #undef TARGET
+#undef MULTIPLY_ADD
 #undef SUM4
 #undef HALVES_AT
 #undef BYTES_AT
@@ -154,6 +156,7 @@ static float *thread_memory(int purpose, size_t count)
 #define COLUMNS 4
 #define NAME(f) f##_avx512
 #define TARGET AVX512
+#define MULTIPLY_ADD(a, b, c) ((VEC)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define SUM4(a, b, c, d, out) SUM_OF_8S(HALVES(a), HALVES(b), HALVES(c), HALVES(d), out)
 #define HALVES_AT(p) ((VEC)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
 #define BYTES_AT(p) ((INTS)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p))))
@@ -171,6 +174,7 @@ static float *thread_memory(int purpose, size_t count)
 #undef COLUMNS
 #undef NAME
 #undef TARGET
+#undef MULTIPLY_ADD
 #undef SUM4
 #undef HALF
 #undef HALVES_AT
@@ -184,6 +188,13 @@ static float *thread_memory(int purpose, size_t count)
 #define COLUMNS 2
 #define NAME(f) f##_plain
 #define TARGET
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#define MULTIPLY_ADD(a, b, c) \
+    ((VEC)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
+#else
+#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c)) /* not fused where there are no such instructions */
+#endif
 #define HALF(bits) half(bits)
 #define HALVES_AT(p) ((VEC){half((p)[0]), half((p)[1]), half((p)[2]), half((p)[3])})
 #define BYTES_AT(p) ((INTS){(p)[0], (p)[1], (p)[2], (p)[3]})

@@ -95,14 +95,14 @@ INLINE void NAME(stored_dots)(const product *p, int row, int column, int rows, i
             for (int j = 0; j < columns; j++) {
                 w[j] = NAME(numbers)(b->data, first + (size_t)j * k + at, type);
                 if (is_affine)
-                    w[j] = w[j] * scale[j] + bias[j];
+                    w[j] = MULTIPLY_ADD(w[j], scale[j], bias[j]);
             }
             UNROLL
             for (int i = 0; i < rows; i++) {
                 VEC x = *(const VEC *)(a + (size_t)i * lda + at);
                 UNROLL
                 for (int j = 0; j < columns; j++)
-                    sum[i][j] += x * w[j];
+                    sum[i][j] = MULTIPLY_ADD(x, w[j], sum[i][j]);
             }
         }
     }
@@ -117,7 +117,7 @@ INLINE void NAME(stored_dots)(const product *p, int row, int column, int rows, i
         for (int i = 0; i < rows; i++) {
             VEC x = NAME(partial)(a + (size_t)i * lda + at, left);
             for (int j = 0; j < columns; j++)
-                sum[i][j] += x * w[j];
+                sum[i][j] = MULTIPLY_ADD(x, w[j], sum[i][j]);
         }
     }
     UNROLL
@@ -163,7 +163,8 @@ INLINE void NAME(widen_as)(const matrix *b, int k, int column, int count, float 
             VEC scale = NAME(same)(NAME(number)(b->scales, i / group, b->scale_type));
             VEC bias = NAME(same)(NAME(number)(b->biases, i / group, b->scale_type));
             for (size_t j = i; j < i + group; j += WIDTH)
-                *(VEC *)(out + (j - first)) = NAME(numbers)(b->data, j, type) * scale + bias;
+                *(VEC *)(out + (j - first)) =
+                    MULTIPLY_ADD(NAME(numbers)(b->data, j, type), scale, bias);
         }
     for (; i + WIDTH <= end; i += WIDTH)
         *(VEC *)(out + (i - first)) = NAME(numbers)(b->data, i, type);
