@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from conftest import EOS, REPOSITORY, build_causal, causal_config
 from decoder_only import DecoderOnlyModel
+from families import ROUNDED_ROWS, rounds_rows
 from mlx.utils import tree_map_with_path
 
 SIZE = 300  # of vocabularies
@@ -150,6 +151,8 @@ def test_logits_are_those_of_the_cpu(kind: str, dtype: str) -> None:
     with mx.stream(mx.cpu):
         expected = whole(make(kind, dtype, plain=True))
     model, bound = make(kind, dtype), GROWTH[dtype] * EPS[dtype]
+    if kind == "t5_8_bits" and rounds_rows():
+        bound += ROUNDED_ROWS
     for found in (whole(model), stepped(model)):
         assert distance(found, expected) < bound
 

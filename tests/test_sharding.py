@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from checkpoints import refused
 from conftest import REPOSITORY, V1_0, V1_1, tiny_model, tiny_sharing, write_checkpoint
-from families import write_gemma
+from families import ROUNDED_ROWS, rounds_rows, write_gemma
 from ranks import Pair, run_ranks
 
 EVEN = {"num_heads": 4, "d_ff": 64, "d_model": 64, "d_kv": 16}
@@ -62,7 +62,8 @@ def test_processes_that_share_a_model_give_its_outputs(
         assert found == other == expected
     for one in (first, second):
         assert one["size"] == 2 and one["differ"] == []
-        assert one["gap"] < 1e-5 * max(1.0, one["scale"])
+        rounding = ROUNDED_ROWS if kind == "quantized" and rounds_rows() else 0
+        assert one["gap"] < (1e-5 + rounding) * max(1.0, one["scale"])
         assert one["share"] < 0.7
 
 
