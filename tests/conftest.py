@@ -23,7 +23,7 @@ from speculative_t5.checkpoints.loading import load
 from speculative_t5.decoding.history import NO_TOKEN
 from speculative_t5.decoding.logits import nothing_allowed
 from speculative_t5.decoding.sampling import Groups, Sampler
-from speculative_t5.kernels import accelerate
+from speculative_t5.kernels import accelerate, layers
 from speculative_t5.models import SharingConfig, SharingDraft, additive, copy_layers
 from speculative_t5.models.config import T5GEMMA_TYPES, T5Config
 from speculative_t5.models.t5 import T5
@@ -41,6 +41,8 @@ from mlx.utils import tree_map, tree_map_with_path
 from reference import transformed_rows
 
 REPOSITORY = Path(__file__).parent.parent
+needs_layers = pytest.mark.skipif(layers.library is None, reason="the layers were not built")
+
 # Tests neither see nor change the models that the user of this machine has converted, nor what
 # draft lengths have gained here.
 OWN_DATA = tempfile.TemporaryDirectory(prefix="speculative-t5-data-")

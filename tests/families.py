@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import device, libraries
-
 import mlx.core as mx
 import numpy as np
 import sentencepiece as spm
@@ -72,17 +70,6 @@ FAMILIES = {
     ),
     "coedit": Family(GATED | {"vocab_size": 220}, own_head=True),
 }  # fmt: skip
-
-
-# Of float32: by how much more of the largest logit a quantized model may be off where its products
-# round rows to 16 bits (native/integers.h). Half a step in 16 bits is 2**-16.
-ROUNDED_ROWS = 8 * 2.0**-16
-
-
-def rounds_rows() -> bool:
-    """Whether products of quantized matrices round their rows on this machine."""
-    products = libraries.products
-    return device.on_cpu() and products is not None and products.products_level() == 3
 
 
 def write_family(folder: Path, name: str, form: str = "safetensors") -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
-from speculative_t5.kernels import accelerate, layers
+from speculative_t5.kernels import accelerate
 from speculative_t5.models.t5 import T5
 
 import compare
@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 import typer
-from conftest import tiny_draft, tiny_model
+from conftest import needs_layers, tiny_draft, tiny_model
 from mlx.utils import tree_flatten, tree_map
 from programs import (
     ASSISTED,
@@ -176,7 +176,7 @@ def test_programs_share_a_checkpoint_in_16_bits(
         serving.load_program("ctranslate2", spec)
 
 
-@pytest.mark.skipif(layers.library is None, reason="built without a C++ compiler")
+@needs_layers
 def test_programs_of_ours_keep_matrices_in_other_types(tmp_path: Path) -> None:
     model = tiny_model(vocab_size=40, seed=4, d_model=64, d_kv=32, d_ff=128)
     for name in ("target", "draft"):

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from speculative_t5 import device
-from speculative_t5.kernels import layers
 from speculative_t5.models import sample_weights, t5
 from speculative_t5.models.t5 import T5, CrossAttention, FeedForward, SelfAttention
 
@@ -16,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from conftest import tiny_model, tiny_sharing
+from conftest import needs_layers, tiny_model, tiny_sharing
 
 PROMPTS = [[5, 9, 7, 1], [6, 1]]
 
@@ -86,7 +85,7 @@ def test_masks_of_several_rows_are_made_once_and_in_row_major_order(
 
 
 @pytest.mark.cpu
-@pytest.mark.skipif(layers.library is None, reason="built without a C++ compiler")
+@needs_layers
 def test_the_c_parts_do_not_make_masks_that_they_do_not_read() -> None:
     model = tiny_model(vocab_size=20, layers=2)
     session, _ = model.start(PROMPTS)

@@ -5,11 +5,13 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from speculative_t5 import libraries
+from speculative_t5.kernels import layers
 
 import numpy as np
 import pytest
@@ -26,6 +28,16 @@ Product = Callable[..., np.ndarray]
 @pytest.fixture(params=[0, 1, 2, 3], ids=["plain", "avx2", "avx512", "vnni"])
 def product(request: pytest.FixtureRequest, tmp_path: Path) -> Product:
     return own_copy(tmp_path, level=request.param)
+
+
+@contextmanager
+def using_layers(library: Any) -> Iterator[None]:
+    """Let the layers compute by a copy of the library that MLX uses."""
+    assert libraries.products
+    library.layers.restype = libraries.products.layers.restype = ctypes.c_void_p
+    layers.library.initialize(library.layers())
+    yield
+    layers.library.initialize(libraries.products.layers())
 
 
 def own_copy(folder: Path, *, rows: int = 10**6, level: int = 2) -> Product:

@@ -11,6 +11,7 @@ from speculative_t5.checkpoints import save_draft
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.tensors import as_mlx
 from speculative_t5.decoding import FixedSchedule
+from speculative_t5.libraries import NATIVE_SWITCH
 from speculative_t5.models import T5, Quantization, T5Config
 from speculative_t5.models.t5_parallel import check_divisible, shard
 
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from checkpoints import refused
 from conftest import REPOSITORY, V1_0, V1_1, tiny_model, tiny_sharing, write_checkpoint
-from families import ROUNDED_ROWS, rounds_rows, write_gemma
+from families import write_gemma
 from ranks import Pair, run_ranks
 
 EVEN = {"num_heads": 4, "d_ff": 64, "d_model": 64, "d_kv": 16}
@@ -48,6 +49,8 @@ def test_processes_that_share_a_model_give_its_outputs(
     write_checkpoint(folder, SHAPES[kind], spiece, seed=3)
     if kind == "quantized":
         monkeypatch.setenv("SPECULATIVE_T5_KEEP_QUANTIZED", "1")
+        # MLX's products for the whole model, too: ours may round its rows (native/integers.h).
+        monkeypatch.setenv(NATIVE_SWITCH, "0")
         folder = convert(str(folder), tmp_path / "small", quantize=8, group_size=32)
     if kind == "v1_0":
         write_checkpoint(tmp_path / "draft", V1_0, spiece, seed=4)
@@ -62,8 +65,7 @@ def test_processes_that_share_a_model_give_its_outputs(
         assert found == other == expected
     for one in (first, second):
         assert one["size"] == 2 and one["differ"] == []
-        rounding = ROUNDED_ROWS if kind == "quantized" and rounds_rows() else 0
-        assert one["gap"] < (1e-5 + rounding) * max(1.0, one["scale"])
+        assert one["gap"] < 1e-5 * max(1.0, one["scale"])
         assert one["share"] < 0.7
 
 

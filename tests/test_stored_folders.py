@@ -6,7 +6,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.tensors import parameters_of
-from speculative_t5.kernels import kept_types, layers
+from speculative_t5.kernels import kept_types
 from speculative_t5.libraries import NATIVE_SWITCH
 from speculative_t5.models import new_model
 
@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import edit_tensors, opened
-from conftest import V1_0, V1_1, write_checkpoint
+from conftest import V1_0, V1_1, needs_layers, write_checkpoint
 from families import write_gemma
 
 pytestmark = [
     pytest.mark.cpu,
-    pytest.mark.skipif(layers.library is None, reason="built without a C++ compiler"),
+    needs_layers,
 ]
 WIDE = {"d_model": 64, "d_ff": 128, "d_kv": 32}
 NAMES = {mx.float16: torch.float16, mx.bfloat16: torch.bfloat16}
