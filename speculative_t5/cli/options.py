@@ -90,10 +90,10 @@ class DecoderOptions(DecodingOptions):
     )
     dtype: str | None = model_option(
         None,
-        "Type of weights and arithmetic: float32, float16 or bfloat16. On a Linux CPU, of weights "
-        "alone: arithmetic is float32.",
-        shown="on a Linux CPU as stored; on other CPUs float32; elsewhere bfloat16, or float16 for "
-        "a T5 v1.0 stored so",
+        "Type of weights and arithmetic: float32, float16 or bfloat16. On a CPU where the C parts "
+        "were built, of weights alone: arithmetic is float32.",
+        shown="as stored on such a CPU, float32 on others; elsewhere bfloat16, or float16 for a T5 "
+        "v1.0 stored so",
     )
     task: str | None = model_option(
         None,

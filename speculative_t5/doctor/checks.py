@@ -144,11 +144,11 @@ def run_check(check: Check, subject: Subject) -> Finding:
 
 def promises_equal_rows(model: LanguageModel) -> bool:
     """Whether a pass over several tokens gives the bits of passes over one (docs/exactness.md)."""
-    how = model.config.quantization if isinstance(model, T5) else None
+    if not isinstance(model, T5) or not device.on_cpu():
+        return False
+    how = model.config.quantization
     return (
-        device.on_cpu()
-        and native_parts().get("layers") == "loaded"
-        and isinstance(model, T5)
+        native_parts().get("layers") == "loaded"
         and model.dtype == mx.float32
         and (how is None or takes_quantized(how.bits, how.group_size))
     )

@@ -58,7 +58,7 @@ def accelerate(model: EncoderDecoder | SharingDraft) -> None:
     """Make a model's modules faster ones where MLX computes on a CPU, by changing their classes.
 
     To be called before the first generation, or followed by `model.recompile()`. Outputs stay
-    within float32 rounding. Layers that are wrapped, now or later, are run as they are. Matrices of
+    within float32 rounding, those of quantized models within what docs/converting.md says. Layers that are wrapped, now or later, are run as they are. Matrices of
     16 bits, and quantized ones, are computed with in float32 if the rest of the model is float32.
     MLX cannot differentiate these operations.
     """
