@@ -58,8 +58,9 @@ def accelerate(model: EncoderDecoder | SharingDraft) -> None:
     """Make a model's modules faster ones where MLX computes on a CPU, by changing their classes.
 
     To be called before the first generation, or followed by `model.recompile()`. Outputs stay
-    within float32 rounding, those of quantized models within what docs/converting.md says. Layers that are wrapped, now or later, are run as they are. Matrices of
-    16 bits, and quantized ones, are computed with in float32 if the rest of the model is float32.
+    within float32 rounding, those of quantized models within what docs/converting.md says. Layers
+    that are wrapped, now or later, are run as they are. Matrices of 16 bits, and quantized ones,
+    are computed with as they are stored if the rest of the model is float32.
     MLX cannot differentiate these operations.
     """
     if model.dtype != mx.float32 or not takes_stored():
