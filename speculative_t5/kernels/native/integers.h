@@ -16,16 +16,15 @@
 #define LEAST_SIZE 1e-30f  /* smaller numbers are rounded to zeros */
 #define ROUNDED_MOST 32512 /* 127 * 256: the higher byte of what is rounded to it is 127 */
 
-typedef struct {
+struct rounded_rows {
     int size, groups;     /* numbers that share a scale, and how often that is in a row */
     int8_t *high, *low;   /* (m, k): a number is (256 * high + low) * scale */
     float *scales, *sums; /* (m, groups); sums are those of numbers, as they were rounded */
-} rounded_rows;
+};
 
 /* Some columns of a product, 16 at most. */
 typedef struct {
     const product *p;
-    const rounded_rows *x;
     const uint8_t *data;          /* of these columns; only used without quads */
     const __m512i *quads;         /* all of them, or NULL */
     const float *scales, *biases; /* (groups of the matrix, 16) */
@@ -116,7 +115,7 @@ INLINE __m512i four_bytes(const int8_t *x)
 INLINE void integer_rows(const integer_tile *tile, int row, int rows, int bits, int is_unpacked)
 {
     const product *p = tile->p;
-    const rounded_rows *x = tile->x;
+    const rounded_rows *x = p->rounded;
     const size_t k = (size_t)p->k, stride = k * (size_t)bits / 8;
     const int numbers = 128 / bits, slices = x->size / numbers, per = p->stored->group / x->size;
     const uint8_t *b = tile->data, *ahead = b + LANES * stride;
@@ -215,7 +214,7 @@ static TARGET void unpack_quads(const uint8_t *b, size_t stride, int bits, __m51
 }
 
 /* Columns to `end`, for any number of rows. */
-static TARGET void integer_columns(const product *p, const rounded_rows *x, int column, int end)
+static TARGET void integer_columns(const product *p, int column, int end)
 {
     static void (*const tiles[])(const integer_tile *, int) = {
         integer_rows1, integer_rows2, integer_rows3, integer_rows4,
@@ -232,7 +231,7 @@ static TARGET void integer_columns(const product *p, const rounded_rows *x, int 
         __builtin_prefetch(data + at, 0, 2);
     for (; column < end; column += LANES, data += LANES * stride) {
         const int count = end - column < LANES ? end - column : LANES;
-        integer_tile tile = {p, x, data, NULL, memory, memory + scales, column,
+        integer_tile tile = {p, data, NULL, memory, memory + scales, column,
                              (__mmask16)((1 << count) - 1)};
         columns_of_scales(b->scales, b->scale_type, (size_t)column, groups, count, memory);
         columns_of_scales(b->biases, b->scale_type, (size_t)column, groups, count, memory + scales);

@@ -402,6 +402,12 @@ typedef struct {
 
 static void do_columns(const product *p, int column, int end)
 {
+#if defined(__x86_64__)
+    if (p->rounded) {
+        integer_columns(p, column, end);
+        return;
+    }
+#endif
     (p->stored ? functions->stored_columns : functions->columns)(p, column, end);
 }
 
@@ -422,7 +428,7 @@ static void align_rows(product *p)
 {
     static float rows[MAX_ALIGNED] __attribute__((aligned(64)));
     int stride = (p->k + 15) / 16 * 16;
-    if (p->m < 4 || (long)p->m * stride > MAX_ALIGNED)
+    if (p->m < 4 || (long)p->m * stride > MAX_ALIGNED || p->rounded)
         return;
     for (int i = 0; i < p->m; i++)
         memcpy(rows + (size_t)i * stride, p->a + (size_t)i * p->lda, sizeof(float) * (size_t)p->k);
@@ -451,45 +457,26 @@ static void multiply(const product *p)
 }
 
 #if defined(__x86_64__)
-/* A product by integers: rows are rounded, then columns computed. */
 typedef struct {
-    product p;
-    rounded_rows x;
-    int chunk;
-} integer_job;
+    const product *p;
+    const rounded_rows *x;
+} rounding_job;
 
 static void do_rounding(const void *context, int i)
 {
-    const integer_job *j = context;
+    const rounding_job *j = context;
     int end = (i + 1) * ROUNDED_CHUNK;
-    round_rows(&j->p, &j->x, i * ROUNDED_CHUNK, end < j->p.m ? end : j->p.m);
-}
-
-static void do_integers(const void *context, int i)
-{
-    const integer_job *j = context;
-    int end = (i + 1) * j->chunk;
-    integer_columns(&j->p, &j->x, i * j->chunk, end < j->p.n ? end : j->p.n);
+    round_rows(j->p, j->x, i * ROUNDED_CHUNK, end < j->p->m ? end : j->p->m);
 }
 
 static void multiply_integers(const product *p)
 {
-    integer_job j = {*p, new_rounded(p), p->n};
-    long parts = (long)p->n * p->k / MIN_WORK;
-    if (parts < 2 || num_threads < 2 || pthread_mutex_trylock(&busy)) {
-        round_rows(p, &j.x, 0, p->m);
-        integer_columns(p, &j.x, 0, p->n);
-        return;
-    }
-    if (parts > 4 * num_threads)
-        parts = 4 * num_threads;
-    j.chunk = (int)(((p->n + parts - 1) / parts + 15) / 16 * 16);
-    if (p->m > ROUNDED_CHUNK)
-        share(do_rounding, &j, (p->m + ROUNDED_CHUNK - 1) / ROUNDED_CHUNK);
-    else
-        round_rows(p, &j.x, 0, p->m);
-    share(do_integers, &j, (p->n + j.chunk - 1) / j.chunk);
-    pthread_mutex_unlock(&busy);
+    const rounded_rows x = new_rounded(p);
+    const rounding_job j = {p, &x};
+    products_share(do_rounding, &j, (p->m + ROUNDED_CHUNK - 1) / ROUNDED_CHUNK);
+    product rounded = *p;
+    rounded.rounded = &x;
+    multiply(&rounded);
 }
 #endif
 

@@ -22,6 +22,8 @@ typedef struct {
     const void *scales, *biases; /* affine: (outputs, inputs / group) */
 } matrix;
 
+typedef struct rounded_rows rounded_rows;
+
 /* c (m, n) = alpha a (m, k) b + beta c; b is (k, n), or (n, k) if transposed. */
 typedef struct {
     int m, n, k, lda, ldb, ldc, b_transposed;
@@ -29,6 +31,7 @@ typedef struct {
     const float *a, *b;
     float *c;
     const matrix *stored; /* b, if it is not float32; it is transposed */
+    const rounded_rows *rounded; /* a, where b is multiplied by integers */
 } product;
 
 /* One of a job's parts, by its number. */
