@@ -41,6 +41,18 @@ INLINE void NAME(put)(const product *p, int row, int column, const float *values
         c[i] = p->alpha * values[i] + (p->beta != 0 ? p->beta * c[i] : 0);
 }
 
+/* A tile's elements, each the sum of a vector. */
+INLINE void NAME(put_sums)(const product *p, int row, int column, VEC (*sum)[COLUMNS], int rows,
+                           int columns)
+{
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        float total[4];
+        NAME(sum4)(sum[i], columns, total);
+        NAME(put)(p, row + i, column, total, columns);
+    }
+}
+
 /* Some floats, and zeros behind them. */
 INLINE VEC NAME(partial)(const float *x, int count)
 {
@@ -88,12 +100,7 @@ INLINE void NAME(dots)(const product *p, int row, int column, int rows, int colu
                 sum[i][j] = MULTIPLY_ADD(
                     x, NAME(partial)(b + (size_t)j * ldb + whole, p->k - whole), sum[i][j]);
         }
-    UNROLL
-    for (int i = 0; i < rows; i++) {
-        float total[4];
-        NAME(sum4)(sum[i], columns, total);
-        NAME(put)(p, row + i, column, total, columns);
-    }
+    NAME(put_sums)(p, row, column, sum, rows, columns);
 }
 
 /* Functions of their own, each with all registers to itself. */

@@ -120,12 +120,7 @@ INLINE void NAME(stored_dots)(const product *p, int row, int column, int rows, i
                 sum[i][j] = MULTIPLY_ADD(x, w[j], sum[i][j]);
         }
     }
-    UNROLL
-    for (int i = 0; i < rows; i++) {
-        float total[4];
-        NAME(sum4)(sum[i], columns, total);
-        NAME(put)(p, row + i, column, total, columns);
-    }
+    NAME(put_sums)(p, row, column, sum, rows, columns);
 }
 
 /* Functions of their own, each with all registers to itself. */
