@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
@@ -35,6 +36,7 @@ from programs import (
     measuring,
     naive,
     serving,
+    throughput,
     workers,
 )
 from typer.testing import CliRunner
@@ -195,7 +197,7 @@ def test_programs_of_ours_keep_matrices_in_other_types(tmp_path: Path) -> None:
     whole, *smaller = sizes
     for size, share in zip(smaller, (0.5, 0.28, 0.16), strict=True):
         assert size == pytest.approx(share * whole, rel=0.1)
-    assert compare.chosen(None, by_type=True) == [*BY_TYPES]
+    assert compare.chosen(None, BY_TYPES) == [*BY_TYPES]
     assert compare.chosen(["ours plain in 8 bits"]) == [PLAIN, "ours plain in 8 bits"]
 
 
@@ -306,12 +308,50 @@ def test_a_worker_that_fails_is_left_out_unless_the_others_are_compared_with_it(
             measuring.compare("", started, PROMPTS[:2], MAX_TOKENS, 1)
 
 
+def test_batches_of_several_sizes_are_measured(
+    model: T5,
+    place: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("target", "draft"):
+        (tmp_path / name).symlink_to(place / name)
+    monkeypatch.setattr(workers, "convert", lambda *at: checkpoints.as_ctranslate2(*at) or "")
+    names = [PLAIN, SPECULATIVE, "naive", "ctranslate2"]
+    options = ON_CPU | {"num_draft": "auto"}
+    with contextlib.ExitStack() as stack:
+        started = workers.start(
+            names, options, tmp_path, PROMPTS[:2], MAX_TOKENS, stack, in_batches=True
+        )
+        for program in started.values():
+            outputs, _ = program.ask_all(PROMPTS, MAX_TOKENS, 4)
+            assert outputs == regular_outputs(model)
+        throughput.compare_batches("a title", started, PROMPTS, MAX_TOKENS, [1, 4], 2)
+        throughput.compare_batches("", started, PROMPTS, MAX_TOKENS, [2], 1, as_json=True)
+        started["ctranslate2"]._process.kill()
+        assert throughput.run(started, "ctranslate2", PROMPTS, MAX_TOKENS, 2) is None
+    assert [*started] == [PLAIN, SPECULATIVE]
+    printed, errors = capfd.readouterr()
+    title, _, heads, plain, *_, other, last = printed.splitlines()
+    assert title == "a title" and heads.split()[-6:] == "batch 1 batch 4 same output".split()
+    assert plain.split()[3::2] == ["1.00", "1.00"] and other.split()[-1] == "6/6"
+    found = json.loads(last)["programs"]
+    assert [*found] == [PLAIN, SPECULATIVE, "ctranslate2"]
+    (speed,) = found[SPECULATIVE]["speeds"]["2"]
+    assert speed > 1  # tokens over seconds, not the reverse
+    naive_left_out, lost = errors.splitlines()[-2:]
+    assert "not measured in batches" in naive_left_out and "exit code -9" in lost
+
+
 def test_other_outputs_are_tolerated_by_type() -> None:
     outputs = {PLAIN: [[i, 3] for i in range(20)]}
-    refusal: Any = pytest.raises(SystemExit, match="naive .2 of 20")
     for dtype, wrong in (("float32", 1), ("float32", 2), ("int8_float32", 20), ("float16", 9)):
         outputs["naive"] = [[7]] * wrong + outputs[PLAIN][wrong:]
-        figures = {program: measuring.Figures({"dtype": dtype}) for program in outputs}
-        with refusal if (dtype, wrong) == ("float32", 2) else contextlib.nullcontext():
-            measuring.count_agreement(figures, outputs)
-        assert figures["naive"].agree == 20 - wrong
+        programs: Any = {name: SimpleNamespace(about={"dtype": dtype}) for name in outputs}
+        if (dtype, wrong) == ("float32", 2):
+            with pytest.raises(SystemExit, match="naive .2 of 20"):
+                measuring.check_agreement(programs, outputs)
+        else:
+            agree = measuring.check_agreement(programs, outputs)
+            assert agree == {PLAIN: 20, "naive": 20 - wrong}

@@ -2,9 +2,11 @@
 
     python scripts/benchmarks/compare.py pair  --data deu.txt.xz
     python scripts/benchmarks/compare.py shape t5-base
+    python scripts/benchmarks/compare.py batches --data deu.txt.xz
 
 `pair` runs the shipped pair on held-out text (the data that weights/README.md names), `shape` runs
-random weights of a published shape. Decoding is greedy and batch 1. Ours runs on the device that
+random weights of a published shape, both one prompt at a time; `batches` runs the pair on many
+sentences, in batches of several sizes. Decoding is greedy. Ours runs on the device that
 MLX uses, the others on the same GPU if they can, else on the CPU; all in one type, except for
 CTranslate2's int8. What cannot run so is left out, in one line that says why.
 
@@ -27,11 +29,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from programs import ASSISTED, BY_TYPES, COMBINED, PLAIN, PROGRAMS, WITH_BEAMS
+from programs import ASSISTED, BY_TYPES, COMBINED, IN_BATCHES, PLAIN, PROGRAMS, WITH_BEAMS
 from programs.checkpoints import as_ctranslate2, as_hugging_face, write_draft
 from programs.length_worker import load_way
 from programs.measuring import compare
-from programs.serving import answer_requests, serve
+from programs.serving import answer_requests, serve, serve_batches
+from programs.throughput import compare_batches
 from programs.workers import Lost, Worker, start
 
 MIN_TOKENS, MAX_TOKENS = 20, 60  # of the outputs that `pair` keeps, EOS included
@@ -82,16 +85,11 @@ def pair(
     """Compare on a trained pair and held-out text: outputs of 20 to 60 tokens."""
     names, search, unlike = chosen_for(num_beams, only, by_type=by_type)
     setting, kind = setting_of(dtype)
-    from speculative_t5 import load
-
     from texts import held_out_examples
 
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         place = Path(folder)
-        target, tokenizer = load(model, dtype=kind)
-        as_hugging_face(target, place / "target")
-        write_draft(load(draft, dtype=kind, target=target)[0], place / "draft")
-        del target
+        tokenizer = write_pair(model, draft, kind, place)
         texts = [source for source, _ in held_out_examples(data, 10 * count + 20, single=False)]
         candidates = list(map(tokenizer.encode, texts))
         options = setting | search | {"num_draft": num_draft}
@@ -101,6 +99,16 @@ def pair(
         if num_beams:
             title = f"{model}, num_beams {num_beams}, {count} prompts, {turns} turns"
         compare(title, workers, prompts, LIMIT, turns, unlike=unlike, as_json=as_json)
+
+
+def write_pair(model: str, draft: str, dtype: Any, place: Path) -> Any:
+    """Write a pair as checkpoints that every program reads; return its tokenizer."""
+    from speculative_t5 import load
+
+    target, tokenizer = load(model, dtype=dtype)
+    as_hugging_face(target, place / "target")
+    write_draft(load(draft, dtype=dtype, target=target)[0], place / "draft")
+    return tokenizer
 
 
 def choose_prompts(plain: Worker, candidates: Sequence[list[int]], count: int) -> list[list[int]]:
@@ -204,22 +212,22 @@ def random_prompts(shape: str, length: int, count: int) -> list[list[int]]:
     return [[*rng.choices(ids, k=length - 1), 1] for _ in range(count)]
 
 
-def chosen(only: Sequence[str] | None, *, by_type: bool = False) -> list[str]:
-    """Return the programs to run, in their order; ours plain is always one."""
+def chosen(only: Sequence[str] | None, all_of: Sequence[str] = PROGRAMS) -> list[str]:
+    """Return the programs to run, `all_of` these by default; ours plain is always one."""
     known = [*dict.fromkeys((*PROGRAMS, *BY_TYPES))]
     for name in only or ():
         if name not in known:
             raise typer.BadParameter(f"no program {name!r}, expected one of: {', '.join(known)}")
     if only:
         return [name for name in known if name in only or name == PLAIN]
-    return [*(BY_TYPES if by_type else PROGRAMS)]
+    return [*all_of]
 
 
 def chosen_for(
     num_beams: int | None, only: Sequence[str] | None, *, by_type: bool = False
 ) -> tuple[list[str], dict[str, int], tuple[str, ...]]:
     """Return the programs to run, what they are to know of beams, and which may be unlike ours."""
-    names = chosen(only, by_type=by_type)
+    names = chosen(only, BY_TYPES if by_type else PROGRAMS)
     if num_beams is None:
         return names, {}, ()
     for name in only or ():
@@ -247,6 +255,42 @@ def setting_of(dtype: str | None) -> tuple[dict[str, str], Any]:
     return setting, kind
 
 
+@app.command()
+def batches(
+    data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
+    model: Annotated[str, typer.Option(help="The target's folder or name.")] = "correct-base",
+    draft: Annotated[str, typer.Option(help="The draft's folder or name.")] = "correct-small",
+    count: Annotated[int, typer.Option(min=1, help="Number of sentences.")] = 400,
+    batch_size: Annotated[
+        str, typer.Option(help="Rows of a batch, several by commas.")
+    ] = "1,16,64",
+    turns: TurnsOption = 3,
+    num_draft: Annotated[str, typer.Option(help="Tokens to draft, or auto.")] = "auto",
+    only: OnlyOption = None,
+    dtype: DtypeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the throughput of batches, on a trained pair and held-out sentences."""
+    names = [name for name in chosen(only, all_of=IN_BATCHES) if name in IN_BATCHES]
+    sizes = [int(size) for size in batch_size.split(",") if size.isdecimal() and int(size)]
+    if len(sizes) != batch_size.count(",") + 1:
+        raise typer.BadParameter(f"--batch-size must be numbers by commas, got {batch_size!r}")
+    if num_draft != "auto" and not num_draft.isdecimal():
+        raise typer.BadParameter(f"--num-draft must be a number or auto, got {num_draft!r}")
+    setting, kind = setting_of(dtype)
+    from texts import held_out_examples
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        place = Path(folder)
+        tokenizer = write_pair(model, draft, kind, place)
+        prompts = [tokenizer.encode(source) for source, _ in held_out_examples(data, count)]
+        options = setting | {"num_draft": num_draft if num_draft == "auto" else int(num_draft)}
+        probes = prompts[: max(sizes)]
+        workers = start(names, options, place, probes, LIMIT, stack, in_batches=True)
+        title = f"{model} and {draft}, num_draft {num_draft}, {count} sentences, {turns} turns"
+        compare_batches(title, workers, prompts, LIMIT, sizes, turns, as_json=as_json)
+
+
 @app.command(hidden=True)
 def convert(source: Path, output: Path) -> None:
     """Write a checkpoint for CTranslate2, in a process of its own."""
@@ -257,6 +301,12 @@ def convert(source: Path, output: Path) -> None:
 def worker(name: str, spec: str) -> None:
     """Serve one program to the process that measures."""
     serve(name, json.loads(spec))
+
+
+@app.command(hidden=True)
+def batch_worker(name: str, spec: str) -> None:
+    """Serve one program that decodes in batches."""
+    serve_batches(name, json.loads(spec))
 
 
 @app.command(hidden=True)

@@ -32,3 +32,5 @@ BY_TYPES = (
     "ctranslate2",
     "ctranslate2 int8",
 )
+# Those that decode in batches.
+IN_BATCHES = PLAIN, SPECULATIVE, *KEPT, "ctranslate2", "ctranslate2 int8"

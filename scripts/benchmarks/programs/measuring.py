@@ -19,7 +19,7 @@ class Figures:
     """The results of one program."""
 
     about: dict[str, Any]  # versions, device, type, threads and a note
-    agree: int = 0  # outputs that equal those of ours plain
+    agree: int  # outputs that equal those of ours plain
     speeds: list[float] = field(default_factory=list)  # tokens per second of each turn
 
     @property
@@ -50,8 +50,10 @@ def compare(
     for name in [*workers] if exact_length else []:
         if {*map(len, outputs[name])} != {max_tokens}:
             workers.leave_out(name, f"it gave outputs of other than {max_tokens} tokens")
-    figures = {name: Figures(program.about) for name, program in workers.items()}
-    count_agreement(figures, outputs, unlike)
+    figures = {
+        name: Figures(workers[name].about, agree)
+        for name, agree in check_agreement(workers, outputs, unlike).items()
+    }
     for _ in range(turns):
         tokens, seconds = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0.0)
         for name, output, spent in turn(workers, prompts, max_tokens, order):
@@ -82,22 +84,20 @@ def turn(
                 yield name, *answer
 
 
-def count_agreement(
-    figures: Mapping[str, Figures],
-    outputs: Mapping[str, list[list[int]]],
-    unlike: Sequence[str] = (),
-) -> None:
-    """Count the outputs that equal those of ours plain; exit if too few do in float32."""
-    wrong = []
-    for name, program in figures.items():
-        expected = outputs[PLAIN]
-        program.agree = sum(a == b for a, b in zip(outputs[name], expected, strict=True))
-        differ = len(expected) - program.agree
+def check_agreement(
+    workers: Workers, outputs: Mapping[str, list[list[int]]], unlike: Sequence[str] = ()
+) -> dict[str, int]:
+    """Return how many outputs equal those of ours plain; exit if too few do in float32."""
+    expected, agree, wrong = outputs[PLAIN], {}, []
+    for name, program in workers.items():
+        agree[name] = sum(a == b for a, b in zip(outputs[name], expected, strict=True))
+        differ = len(expected) - agree[name]
         alike = program.about["dtype"] == "float32" and name not in unlike
         if alike and differ > TOLERATED * len(expected):
             wrong.append(f"{name} ({differ} of {len(expected)})")
     if wrong:
         sys.exit(f"error: more than one output in twenty differs: {', '.join(wrong)}")
+    return agree
 
 
 def as_object(

@@ -4,6 +4,8 @@ Each function imports only what its program needs: a BLAS loaded for one changes
 another.
 """
 
+from __future__ import annotations
+
 import importlib.metadata
 import json
 import os
@@ -13,9 +15,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from programs import ASSISTED, COMBINED, KEPT, OURS, PLAIN, STEADY
+from programs import ASSISTED, COMBINED, IN_BATCHES, KEPT, OURS, PLAIN, STEADY
 from programs.checkpoints import (
     dtype_of,
     is_whole,
@@ -25,6 +27,10 @@ from programs.checkpoints import (
     word,
 )
 
+if TYPE_CHECKING:
+    from speculative_t5 import GenerationOutput, SpeculativeDecoder
+    from speculative_t5.models.t5 import T5
+
 MAX_SOURCE_LENGTH = 2**16  # tokens of a prompt; random shapes would refuse long ones otherwise
 
 # Of this process on Linux. What getrusage returns includes the process that started it.
@@ -32,6 +38,8 @@ STATUS = Path("/proc/self/status")
 
 # Answers a request: source ids and the most tokens to return -> ids, EOS included.
 Generate = Callable[[list[int], int], list[int]]
+# Of many prompts, the most tokens of each and the rows of a batch -> the ids of each.
+GenerateAll = Callable[[list[list[int]], int, int], list[list[int]]]
 # Answers a request of any kind.
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -51,6 +59,22 @@ def serve(name: str, spec: dict[str, Any]) -> None:
             tokens = generate(request["ids"], request["max_tokens"])
             spent = time.perf_counter() - began
             return {"tokens": tokens, "seconds": spent, "peak": peak_memory()}
+
+        return answer, about
+
+    answer_requests(load)
+
+
+def serve_batches(name: str, spec: dict[str, Any]) -> None:
+    """Answer requests for the outputs of many prompts."""
+
+    def load() -> tuple[Answer, dict[str, Any]]:
+        generate_all, about = load_in_batches(name, spec)
+
+        def answer(request: dict[str, Any]) -> dict[str, Any]:
+            began = time.perf_counter()
+            outputs = generate_all(request["prompts"], request["max_tokens"], request["batch_size"])
+            return {"outputs": outputs, "seconds": time.perf_counter() - began}
 
         return answer, about
 
@@ -108,9 +132,7 @@ def load_program(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, A
     metal or cuda; and the `dtype` by name.
     """
     place = Path(spec["place"])
-    if name in KEPT:
-        return load_ours(name.removesuffix(f" in {KEPT[name]}"), place, spec, KEPT[name])
-    if name in OURS:
+    if name in KEPT or name in OURS:
         return load_ours(name, place, spec)
     if name == "transformers bfloat16":
         return load_transformers(place, spec | {"dtype": "bfloat16"}, assisted=False)
@@ -119,17 +141,44 @@ def load_program(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, A
     return load_ctranslate2(place / "ctranslate2", spec, int8=name.endswith("int8"))
 
 
-def load_ours(
-    name: str, place: Path, spec: dict[str, Any], kind: str | None = None
-) -> tuple[Generate, dict[str, Any]]:
-    from programs import naive
-    from speculative_t5 import SpeculativeDecoder
+def load_in_batches(name: str, spec: dict[str, Any]) -> tuple[GenerateAll, dict[str, Any]]:
+    """Return a program that decodes in batches, and what `load_program` says of it."""
+    if name not in IN_BATCHES:
+        raise CannotRun("it is not measured in batches")
+    place = Path(spec["place"])
+    if name.startswith("ctranslate2"):
+        return load_translator(place / "ctranslate2", spec, int8=name.endswith("int8"))
+    decoder, about = our_decoder(name, place, spec)
+
+    def generate_all(prompts: list[list[int]], max_tokens: int, batch_size: int) -> list[list[int]]:
+        outputs = decoder.generate_batch(prompts, max_tokens=max_tokens, batch_size=batch_size)
+        return [ids_of(output, decoder) for output in outputs]
+
+    return generate_all, about
+
+
+def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
+    if name == "naive":
+        from programs import naive
+
+        model, about = our_target(place, spec, kind=None)
+        return lambda ids, max_tokens: naive.generate(model, ids, max_tokens), about
+    decoder, about = our_decoder(name, place, spec)
+    if "num_beams" in spec:
+        return beam_search_of(decoder.model, spec["num_beams"]), about
+    if decoder.draft and "acceptance" in spec:
+        return replayed_by(decoder, spec["acceptance"]), about  # random models do not end
+
+    def generate(ids: list[int], max_tokens: int) -> list[int]:
+        return ids_of(decoder.generate(ids, max_tokens=max_tokens), decoder)
+
+    return generate, about
+
+
+def our_target(place: Path, spec: dict[str, Any], kind: str | None) -> tuple[T5, dict[str, Any]]:
+    """Return our target with matrices of a kind, and what is to be said of it."""
     from speculative_t5.cli.terminal import tips
-    from speculative_t5.decoding import decode
-    from speculative_t5.generation import GenerationOptions
-    from speculative_t5.kernels import accelerate
     from speculative_t5.libraries import num_threads
-    from speculative_t5.measure import replaying_plan
 
     model = read_back(place / "target", kind)
     about = {
@@ -139,41 +188,57 @@ def load_ours(
         "threads": num_threads(),
         "note": "; ".join(tips()),
     }
-    if name == "naive":
-        return lambda ids, max_tokens: naive.generate(model, ids, max_tokens), about
-    draft = None if name == PLAIN else read_draft(place / "draft", model, kind)
+    return model, about
+
+
+def our_decoder(
+    name: str, place: Path, spec: dict[str, Any]
+) -> tuple[SpeculativeDecoder, dict[str, Any]]:
+    """Return our decoder as a program's name says, and what is to be said of it."""
+    from speculative_t5 import SpeculativeDecoder
+    from speculative_t5.kernels import accelerate
+
+    kind = KEPT.get(name)
+    way = name.removesuffix(f" in {kind}")
+    model, about = our_target(place, spec, kind)
+    draft = None if way == PLAIN else read_draft(place / "draft", model, kind)
     for loaded in (model, draft):
         if loaded:
             accelerate(loaded)
-    if "num_beams" in spec:
-        return beam_search_of(model, spec["num_beams"]), about
     options = {key: spec[key] for key in ("num_draft", "draft_vocab") if key in spec and draft}
-    if name == STEADY:
+    if way == STEADY:
         options["steady"] = True
-    if name == COMBINED:
+    if way == COMBINED:
         options["lookup"] = True
-    decoder: Any = SpeculativeDecoder(model, draft, max_source_length=MAX_SOURCE_LENGTH, **options)
-    outputs: dict[tuple[int, ...], Sequence[int]] = {}  # by prompt, for a given acceptance
+    options["max_source_length"] = MAX_SOURCE_LENGTH
+    return SpeculativeDecoder(model, draft, **options), about
+
+
+def ids_of(output: GenerationOutput, decoder: SpeculativeDecoder) -> list[int]:
+    """Return the ids of an output, EOS included."""
+    ended = output.finish_reason == "eos"
+    return [*output.tokens, decoder.model.info.eos_token_id] if ended else output.tokens
+
+
+def replayed_by(decoder: SpeculativeDecoder, acceptance: float) -> Generate:
+    """Return generation whose drafted tokens are the output's own with this probability."""
+    from speculative_t5.decoding import decode
+    from speculative_t5.generation import GenerationOptions
+    from speculative_t5.measure import replaying_plan
+
+    outputs: dict[tuple[int, ...], Sequence[int]] = {}  # by prompt
 
     def replayed(ids: list[int], max_tokens: int) -> list[int]:
         prompt, wanted = tuple(ids), GenerationOptions(max_tokens=max_tokens)
         if prompt not in outputs:
             done = decoder.generate(ids, max_tokens=max_tokens, speculative=False)
             outputs[prompt] = done.tokens
-        plan = replaying_plan(decoder, outputs, spec["acceptance"])
+        plan = replaying_plan(decoder, outputs, acceptance)
         requests = decoder.engine.requests([(0, ids)], wanted)
         *_, last = decode(decoder.model, requests, plan, batch_size=1)
         return last.output
 
-    if draft and "acceptance" in spec:
-        return replayed, about  # random models do not end
-
-    def generate(ids: list[int], max_tokens: int) -> list[int]:
-        output = decoder.generate(ids, max_tokens=max_tokens)
-        ended = output.finish_reason == "eos"
-        return [*output.tokens, model.info.eos_token_id] if ended else output.tokens
-
-    return generate, about
+    return replayed
 
 
 def beam_search_of(model: Any, num_beams: int) -> Generate:
@@ -256,6 +321,19 @@ def assistant_settings(draft: Any) -> str:
 def load_ctranslate2(
     folder: Path, spec: dict[str, Any], *, int8: bool
 ) -> tuple[Generate, dict[str, Any]]:
+    generate_all, about = load_translator(folder, spec, int8=int8)
+
+    def generate(ids: list[int], max_tokens: int) -> list[int]:
+        (output,) = generate_all([ids], max_tokens, 1)
+        return output
+
+    return generate, about
+
+
+def load_translator(
+    folder: Path, spec: dict[str, Any], *, int8: bool
+) -> tuple[GenerateAll, dict[str, Any]]:
+    """Return CTranslate2, and what is to be said of it."""
     import ctranslate2
 
     cuda = spec["backend"] == "cuda" and ctranslate2.get_cuda_device_count() > 0
@@ -270,16 +348,17 @@ def load_ctranslate2(
         str(folder), device=device, compute_type=kind, inter_threads=1, intra_threads=threads
     )
 
-    def generate(ids: list[int], max_tokens: int) -> list[int]:
-        (result,) = translator.translate_batch(
-            [list(map(word, ids))],
+    def generate_all(prompts: list[list[int]], max_tokens: int, batch_size: int) -> list[list[int]]:
+        results = translator.translate_batch(
+            [list(map(word, ids)) for ids in prompts],
+            max_batch_size=batch_size,
             beam_size=spec.get("num_beams", 1),
             max_decoding_length=max_tokens,
             min_decoding_length=0,
             max_input_length=0,
             return_end_token=True,
         )
-        return [int(found[1:-1]) for found in result.hypotheses[0]]
+        return [[int(found[1:-1]) for found in result.hypotheses[0]] for result in results]
 
     backend = "CT2_USE_MKL=0" if os.environ.get("CT2_USE_MKL") == "0" else "default backend"
     about = {
@@ -289,7 +368,7 @@ def load_ctranslate2(
         "threads": threads,
         "note": "" if cuda else backend,
     }
-    return generate, about
+    return generate_all, about
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from programs import PLAIN
 
 COMPARE = Path(__file__).parents[1] / "compare.py"  # its hidden commands run in the processes
+ONE_BY_ONE, BATCHES = "worker", "batch-worker"  # of these commands
 # Seconds between two requests: threads of the program before may spin for a while when it is done.
 PAUSE = 0.1
 
@@ -25,9 +26,9 @@ class Worker:
     """A program in a process of its own; `Lost` if it cannot run."""
 
     def __init__(
-        self, name: str, spec: dict[str, Any], command: str = "worker", **environment: str
+        self, name: str, spec: dict[str, Any], command: str = ONE_BY_ONE, **environment: str
     ) -> None:
-        self.name = name
+        self.name, self.command = name, command
         self._process = subprocess.Popen(
             [sys.executable, COMPARE, command, name, json.dumps(spec)],
             stdin=subprocess.PIPE,
@@ -44,6 +45,14 @@ class Worker:
         self.about["peak"] = answer["peak"]
         time.sleep(PAUSE)
         return answer["tokens"], answer["seconds"]
+
+    def ask_all(
+        self, prompts: Sequence[list[int]], max_tokens: int, batch_size: int
+    ) -> tuple[list[list[int]], float]:
+        """Return the outputs of prompts decoded in batches, EOS included, and the seconds."""
+        answer = self.request(prompts=prompts, max_tokens=max_tokens, batch_size=batch_size)
+        time.sleep(PAUSE)
+        return answer["outputs"], answer["seconds"]
 
     def request(self, **request: Any) -> dict[str, Any]:
         """Return the answer to a request, as the command defines them."""
@@ -93,11 +102,13 @@ def start(
     probes: Sequence[list[int]],
     max_tokens: int,
     stack: contextlib.ExitStack,
+    *,
+    in_batches: bool = False,
 ) -> Workers:
     """Start programs on place/target and place/draft; those that cannot run are left out.
 
     `options` has the `backend` and the `dtype` to compute with. CTranslate2 gets its best settings
-    on the source ids `probes`; `stack` ends the programs.
+    on the source ids `probes`, one by one or as a batch; `stack` ends the programs.
     """
     workers, unable = Workers(), ""
     if any(name.startswith("ctranslate2") for name in names):
@@ -106,17 +117,24 @@ def start(
         spec = {"place": str(place), **options}
         try:
             if not name.startswith("ctranslate2"):
-                program = Worker(name, spec)
+                program = Worker(name, spec, BATCHES if in_batches else ONE_BY_ONE)
             elif unable:
                 raise Lost(unable)
             else:
-                program = start_fastest(name, spec, probes, max_tokens)
+                program = start_fastest(name, spec, probes, max_tokens, in_batches=in_batches)
         except Lost as error:
             workers.leave_out(name, str(error))
         else:
             stack.callback(program.close)
             workers[name] = program
     return workers
+
+
+def timed(program: Worker, probes: Sequence[list[int]], max_tokens: int) -> float:
+    """Return the seconds that a program takes for prompts."""
+    if program.command == BATCHES:
+        return program.ask_all(probes, max_tokens, len(probes))[1]
+    return sum(program.ask(ids, max_tokens)[1] for ids in probes)
 
 
 def convert(source: Path, output: Path) -> str:
@@ -130,7 +148,12 @@ def convert(source: Path, output: Path) -> str:
 
 
 def start_fastest(
-    name: str, spec: dict[str, Any], probes: Sequence[list[int]], max_tokens: int
+    name: str,
+    spec: dict[str, Any],
+    probes: Sequence[list[int]],
+    max_tokens: int,
+    *,
+    in_batches: bool,
 ) -> Worker:
     """Start CTranslate2 with the number of threads and the backend that are fastest here.
 
@@ -141,11 +164,14 @@ def start_fastest(
     for threads in sorted({1, os.cpu_count() or 1}):
         for backend in ({}, {"CT2_USE_MKL": "0"}):
             try:
-                program = Worker(name, {**spec, "threads": threads}, **backend)
+                setting, command = (
+                    {**spec, "threads": threads},
+                    BATCHES if in_batches else ONE_BY_ONE,
+                )
+                program = Worker(name, setting, command, **backend)
                 if program.about["device"] != "cpu":
                     return program
-                program.ask(probes[0], max_tokens)
-                seconds = sum(program.ask(ids, max_tokens)[1] for ids in probes)
+                _, seconds = [timed(program, probes, max_tokens) for _ in range(2)]
             except Lost as error:
                 reason = error
                 continue
