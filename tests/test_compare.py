@@ -26,6 +26,7 @@ from conftest import needs_layers, tiny_draft, tiny_model
 from mlx.utils import tree_flatten, tree_map
 from programs import (
     ASSISTED,
+    AUTO,
     BY_TYPES,
     COMBINED,
     KEPT,
@@ -140,7 +141,7 @@ def test_a_draft_that_shares_its_targets_encoder_drafts_for_ours_alone(
     (tmp_path / "target").symlink_to(place / "target")
     checkpoints.write_draft(tiny_draft(model, block=1), tmp_path / "draft")
     spec = {"place": str(tmp_path), "num_draft": 3} | ON_CPU
-    for name in (SPECULATIVE, COMBINED, STEADY):
+    for name in (SPECULATIVE, AUTO, COMBINED, STEADY):
         generate, _ = serving.load_program(name, spec)
         assert [generate(ids, MAX_TOKENS) for ids in PROMPTS] == regular_outputs(model)
     with pytest.raises(serving.CannotRun, match="it needs one that is a model"):
@@ -318,8 +319,8 @@ def test_batches_of_several_sizes_are_measured(
     for name in ("target", "draft"):
         (tmp_path / name).symlink_to(place / name)
     monkeypatch.setattr(workers, "convert", lambda *at: checkpoints.as_ctranslate2(*at) or "")
-    names = [PLAIN, SPECULATIVE, "naive", "ctranslate2"]
-    options = ON_CPU | {"num_draft": "auto"}
+    names = [PLAIN, AUTO, "naive", "ctranslate2"]
+    options = ON_CPU | {"num_draft": 3}
     with contextlib.ExitStack() as stack:
         started = workers.start(
             names, options, tmp_path, PROMPTS[:2], MAX_TOKENS, stack, in_batches=True
@@ -331,14 +332,14 @@ def test_batches_of_several_sizes_are_measured(
         throughput.compare_batches("", started, PROMPTS, MAX_TOKENS, [2], 1, as_json=True)
         started["ctranslate2"]._process.kill()
         assert throughput.run(started, "ctranslate2", PROMPTS, MAX_TOKENS, 2) is None
-    assert [*started] == [PLAIN, SPECULATIVE]
+    assert [*started] == [PLAIN, AUTO]
     printed, errors = capfd.readouterr()
     title, _, heads, plain, *_, other, last = printed.splitlines()
     assert title == "a title" and heads.split()[-6:] == "batch 1 batch 4 same output".split()
     assert plain.split()[3::2] == ["1.00", "1.00"] and other.split()[-1] == "6/6"
     found = json.loads(last)["programs"]
-    assert [*found] == [PLAIN, SPECULATIVE, "ctranslate2"]
-    (speed,) = found[SPECULATIVE]["speeds"]["2"]
+    assert [*found] == [PLAIN, AUTO, "ctranslate2"]
+    (speed,) = found[AUTO]["speeds"]["2"]
     assert speed > 1  # tokens over seconds, not the reverse
     naive_left_out, lost = errors.splitlines()[-2:]
     assert "not measured in batches" in naive_left_out and "exit code -9" in lost

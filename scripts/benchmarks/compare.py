@@ -265,7 +265,7 @@ def batches(
         str, typer.Option(help="Rows of a batch, several by commas.")
     ] = "1,16,64",
     turns: TurnsOption = 3,
-    num_draft: Annotated[str, typer.Option(help="Tokens to draft, or auto.")] = "auto",
+    num_draft: NumDraftOption = 5,
     only: OnlyOption = None,
     dtype: DtypeOption = None,
     as_json: JsonOption = False,
@@ -275,8 +275,6 @@ def batches(
     sizes = [int(size) for size in batch_size.split(",") if size.isdecimal() and int(size)]
     if len(sizes) != batch_size.count(",") + 1:
         raise typer.BadParameter(f"--batch-size must be numbers by commas, got {batch_size!r}")
-    if num_draft != "auto" and not num_draft.isdecimal():
-        raise typer.BadParameter(f"--num-draft must be a number or auto, got {num_draft!r}")
     setting, kind = setting_of(dtype)
     from texts import held_out_examples
 
@@ -284,7 +282,7 @@ def batches(
         place = Path(folder)
         tokenizer = write_pair(model, draft, kind, place)
         prompts = [tokenizer.encode(source) for source, _ in held_out_examples(data, count)]
-        options = setting | {"num_draft": num_draft if num_draft == "auto" else int(num_draft)}
+        options = setting | {"num_draft": num_draft}
         probes = prompts[: max(sizes)]
         workers = start(names, options, place, probes, LIMIT, stack, in_batches=True)
         title = f"{model} and {draft}, num_draft {num_draft}, {count} sentences, {turns} turns"

@@ -5,11 +5,13 @@ checkpoint that all of them can read (`checkpoints`); `measuring` asks them in t
 """
 
 PLAIN, SPECULATIVE, STEADY = "ours plain", "ours speculative", "ours steady"
+AUTO = "ours auto"  # with a number of drafted tokens that varies
 COMBINED = "ours with lookups"  # behind the draft's tokens
 ASSISTED = "transformers assisted"
 PROGRAMS = (
     PLAIN,
     SPECULATIVE,
+    AUTO,
     COMBINED,
     STEADY,
     "naive",
@@ -19,13 +21,16 @@ PROGRAMS = (
     "ctranslate2 int8",
 )
 WITH_BEAMS = (PLAIN, "transformers", "ctranslate2", "ctranslate2 int8")  # that have beam search
-OURS = (PLAIN, SPECULATIVE, COMBINED, STEADY, "naive")
+OURS = (PLAIN, SPECULATIVE, AUTO, COMBINED, STEADY, "naive")
 # Ours with matrices kept in another type, by the programs' names.
 BITS = {"8 bits": 8, "4 bits": 4}
-KEPT = {f"{name} in {kind}": kind for kind in ("bfloat16", *BITS) for name in (PLAIN, SPECULATIVE)}
+KEPT = {
+    f"{name} in {kind}": kind for kind in ("bfloat16", *BITS) for name in (PLAIN, SPECULATIVE, AUTO)
+}
 BY_TYPES = (
     PLAIN,
     SPECULATIVE,
+    AUTO,
     *KEPT,
     "transformers",
     "transformers bfloat16",
@@ -33,4 +38,4 @@ BY_TYPES = (
     "ctranslate2 int8",
 )
 # Those that decode in batches.
-IN_BATCHES = PLAIN, SPECULATIVE, *KEPT, "ctranslate2", "ctranslate2 int8"
+IN_BATCHES = PLAIN, SPECULATIVE, AUTO, *KEPT, "ctranslate2", "ctranslate2 int8"

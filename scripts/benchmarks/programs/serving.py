@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from programs import ASSISTED, COMBINED, IN_BATCHES, KEPT, OURS, PLAIN, STEADY
+from programs import ASSISTED, AUTO, COMBINED, IN_BATCHES, KEPT, OURS, PLAIN, STEADY
 from programs.checkpoints import (
     dtype_of,
     is_whole,
@@ -206,6 +206,8 @@ def our_decoder(
         if loaded:
             accelerate(loaded)
     options = {key: spec[key] for key in ("num_draft", "draft_vocab") if key in spec and draft}
+    if way == AUTO:
+        options["num_draft"] = "auto"
     if way == STEADY:
         options["steady"] = True
     if way == COMBINED:
