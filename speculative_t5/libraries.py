@@ -9,16 +9,18 @@ of that OpenBLAS under BLAS's usual names (see setup.py). Everything works witho
 import ctypes
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
-NATIVE_SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
+NATIVE_SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is; or the most of `LIMITS`
 NATIVE_PARTS = ("products", "layers", "OpenBLAS")
 KERNELS_FOLDER = Path(__file__).parent / "kernels"  # of the C parts, if they were built
 INSTRUCTIONS = "portable code", "AVX2", "AVX-512", "AVX-512 with VNNI"  # of our products
+LIMITS = "portable", "avx2", "avx512", "vnni"  # the same, as the switch names them
 FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
 OPENBLAS_PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000", or "max 100000"
@@ -44,9 +46,24 @@ def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
         shared = openblas.scipy_openblas_get_parallel() == OPENBLAS_PTHREADS
         if shared:
             openblas.scipy_openblas_set_num_threads(1)  # our threads call it
-    products.products_init(address, shared, FEW_ROWS, num_threads(), len(INSTRUCTIONS) - 1)
+    products.products_init(address, shared, FEW_ROWS, num_threads(), _most_instructions())
     level = INSTRUCTIONS[products.products_level()]
     return products, {"products": f"loaded, {level}", "OpenBLAS": found}
+
+
+def _most_instructions() -> int:
+    """Return the last of `INSTRUCTIONS` that may be used, where the processor has them."""
+    asked = os.environ.get(NATIVE_SWITCH, "").lower()
+    if asked in LIMITS:
+        return LIMITS.index(asked)
+    if asked not in ("", "1"):
+        known = ", ".join(("0", "1", *LIMITS))
+        warnings.warn(
+            f"{NATIVE_SWITCH} must be one of {known}, got {asked!r}: all instructions are used",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return len(INSTRUCTIONS) - 1
 
 
 def load_openblas() -> tuple[ctypes.CDLL | None, str]:

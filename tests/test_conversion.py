@@ -218,7 +218,8 @@ def test_weights_are_quantized_by_mlx_and_read_back(
         expected = mx.quantize(whole[f"{name}.weight"], 32, 4)
         assert all(mx.array_equal(a, b) for a, b in zip(parts, expected, strict=True))
     for name in whole.keys() & small.keys() - {f"{name}.weight" for name in names}:
-        assert mx.array_equal(whole[name], small[name])
+        kind = mx.bfloat16 if name.endswith(".wo.weight") else mx.float32
+        assert mx.array_equal(whole[name].astype(kind).astype(mx.float32), small[name])
     with refused("quantized already, to 4 bits in groups of 32: convert"):
         convert(str(folder), Path("again"), quantize=8)
     folder = convert(str(wide), Path("halves"), quantize=4, group_size=32, dtype="bfloat16")
@@ -254,6 +255,23 @@ def test_what_gains_nothing_is_not_quantized(
     found = {"feed_forward.wo": "encoder.layers.0.feed_forward.wo", "shared": "shared"}
     assert {each for each, name in found.items() if name not in names} == {left} - {None}
     assert "encoder.layers.0.feed_forward.wi" in names
+
+
+def test_matrices_left_whole_are_stored_in_16_bits(wide: Path) -> None:
+    """Those of float32, unless a type is asked for; scales, norms and position biases are not."""
+    found = {}
+    for dtype in (None, "float32", "float16"):
+        tensors = opened(
+            convert(str(wide), OUT, quantize=4, group_size=32, dtype=dtype, force=True)
+        ).tensors
+        found[dtype] = {name: tensor.dtype for name, tensor in tensors.items()}
+    whole = {name for name in found[None] if name.endswith(".wo.weight")}
+    assert whole and {found[None][name] for name in whole} == {mx.bfloat16}
+    assert {name: found["float32"][name] for name in whole} == dict.fromkeys(whole, mx.float32)
+    others = {name: kind for name, kind in found[None].items() if name not in whole}
+    assert {*others.values()} == {mx.uint32, mx.float32}
+    assert others == {name: found["float32"][name] for name in others}
+    assert {*found["float16"].values()} == {mx.uint32, mx.float16}
 
 
 def test_impossible_quantizations_are_refused() -> None:

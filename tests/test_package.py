@@ -17,7 +17,7 @@ from speculative_t5 import device, interpreter, libraries
 import mlx.core as mx
 import pytest
 import yaml
-from conftest import REPOSITORY
+from conftest import REPOSITORY, needs_layers
 from messages import check_message
 
 is_linux = sys.platform.startswith("linux")
@@ -217,6 +217,28 @@ print(libraries.products, layers.library, *sorted(native_parts()), "scipy_openbl
 """
     found = python(code, **{libraries.NATIVE_SWITCH: "0", "MLX_ENABLE_TF32": "1"})
     assert found == ["None None OpenBLAS layers products False 1"]
+
+
+@needs_layers
+@pytest.mark.parametrize(("limit", "most"), [("portable", 0), ("AVX2", 1), ("avx512", 2), ("", 3)])
+def test_instructions_may_be_limited(limit: str, most: int) -> None:
+    code = "from speculative_t5 import libraries; print(libraries.products.products_level())"
+    (every,) = python(code, **{libraries.NATIVE_SWITCH: ""})
+    assert python(code, **{libraries.NATIVE_SWITCH: limit}) == [str(min(most, int(every)))]
+
+
+@needs_layers
+def test_unknown_instructions_give_a_warning() -> None:
+    code = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from speculative_t5 import libraries
+print(*[warning.message for warning in caught])
+"""
+    (said,) = python(code, **{libraries.NATIVE_SWITCH: "avx3"})
+    wrong = "must be one of 0, 1, portable, avx2, avx512, vnni, got 'avx3': all instructions are"
+    assert wrong in said
 
 
 OTHER = "SPECULATIVE_T5_DEVICE must be cpu or gpu, got 'metal': MLX's own choice is used"

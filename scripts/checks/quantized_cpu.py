@@ -3,8 +3,8 @@
     python scripts/checks/quantized_cpu.py [--bits 8] [--shape t5-base] [--tokens 32]
 
 Makes the shape's folder in float32, converts it, and decodes the same prompts with both, in turn.
-Prints tokens per second (the median of rounds) and the memory of the weights. Exit code 1 if the
-quantized one is slower. Takes a minute and 4 GB.
+Prints tokens per second (the median of rounds), the memory of the weights, and by how much logits
+change. Exit code 1 if the quantized one is slower. Takes a minute and 4 GB.
 """
 
 import argparse
@@ -21,11 +21,10 @@ from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.model_folder import write_folder
 from speculative_t5.checkpoints.tensors import NewTensor, as_numpy, parameters_of
-from speculative_t5.measure import config_of_shape
-from speculative_t5.models import EncoderDecoder, T5Config, new_model
+from speculative_t5.measure import config_of_shape, random_weights
+from speculative_t5.models import EncoderDecoder, T5Config
 
 import mlx.core as mx
-from mlx.utils import tree_map
 
 PROMPTS, LENGTH = 2, 100  # and ids of each
 ROUNDS = 5
@@ -48,14 +47,7 @@ def made(shape: str, folder: Path) -> Path:
     """Save a random model of a shape."""
     config = config_of_shape(shape)
     assert isinstance(config, T5Config)
-    model = new_model(replace(config, own_head=True, scale_decoder_outputs=False))
-    key = mx.random.key(0)
-    model.update(
-        tree_map(
-            lambda w: w if w.ndim == 1 else 0.05 * mx.random.normal(w.shape, key=key),
-            model.parameters(),
-        )
-    )
+    model = random_weights(replace(config, own_head=True, scale_decoder_outputs=False))
     write(folder, model)
     return folder
 
@@ -82,9 +74,19 @@ def show(name: str, decoder: SpeculativeDecoder, speed: float) -> None:
     print(f"{name:10} {speed:6.1f} tokens/s, {size / 1e9:.2f} GB of weights")
 
 
+def change_of_logits(decoders: list[SpeculativeDecoder], prompt: list[int]) -> tuple[float, float]:
+    """Return the largest and the typical change (its root mean square), over those of logits."""
+    whole, quantized = (
+        as_numpy(each.model(mx.array([prompt]), mx.array([prompt]))) for each in decoders
+    )
+    change = quantized - whole
+    return abs(change).max() / abs(whole).max(), change.std() / whole.std()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bits", type=int, default=8, choices=(4, 8))
+    parser.add_argument("--group-size", type=int, default=64)
     parser.add_argument("--shape", default="t5-base")
     parser.add_argument("--tokens", type=int, default=32)
     given = parser.parse_args()
@@ -92,14 +94,18 @@ def main() -> None:
     prompts = [[*rng.choices(range(3, 259), k=LENGTH), 1] for _ in range(PROMPTS)]
     with tempfile.TemporaryDirectory() as work:
         whole = made(given.shape, Path(work, "whole"))
-        stored = convert(str(whole), Path(work, "stored"), quantize=given.bits)
+        stored = convert(
+            str(whole), Path(work, "stored"), quantize=given.bits, group_size=given.group_size
+        )
         decoders = {"float32": opened(whole), f"{given.bits} bits": opened(stored)}
         found = [
             [timed(d, prompts, given.tokens) for d in decoders.values()] for _ in range(ROUNDS)
         ]
+        largest, typical = change_of_logits([*decoders.values()], prompts[0])
     speeds = [median(column) for column in zip(*found, strict=True)]
     for (name, decoder), speed in zip(decoders.items(), speeds, strict=True):
         show(name, decoder, speed)
+    print(f"logits change by {largest:.1%} of the largest at most, by {typical:.1%} typically")
     sys.exit(speeds[1] < speeds[0])
 
 

@@ -20,7 +20,9 @@ class ConvertOptions:
 
     model: str | None = option(None, "The same, as an option.")
     dtype: str | None = option(
-        None, f"Type to store: {', '.join(checkpoints.DTYPES)}.", shown="the type in the checkpoint"
+        None,
+        f"Type to store: {', '.join(checkpoints.DTYPES)}.",
+        shown="the type in the checkpoint; bfloat16 for float32 that --quantize leaves",
     )
     quantize: int | None = option(None, "Quantize matrices to 4 or 8 bits.")
     group_size: int = option(64, "Weights that share a scale when quantized: 32, 64 or 128.")
