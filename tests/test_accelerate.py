@@ -163,6 +163,17 @@ def test_arrays_of_a_cache_that_others_hold_do_not_change() -> None:
 
 
 @needs_layers
+def test_a_cache_that_nobody_holds_is_written_in_place() -> None:
+    _, model = pair("relu")
+    session: Any = model.start(SOURCES)[0]
+    places = []
+    for first in range(0, 15, 5):
+        mx.eval(session.step(mx.array(TARGET)[:, first : first + 5]))
+        places.append([np.array(k, copy=False).ctypes.data for k in session._cache.layers])
+    assert places[0] == places[1] == places[2]
+
+
+@needs_layers
 def test_memory_order_and_threads_change_nothing() -> None:
     _, model = pair("gated")
     expected = decoded(model)

@@ -171,6 +171,14 @@ bool take_place(const mx::array& from, mx::array& to) {
   return true;
 }
 
+// Each output of an operation holds its inputs, so that none of several could take an input's place.
+// Let go of all copies but the one that is in use: MLX drops them, too, when all are evaluated.
+void hold_once(const Arrays& inputs, Arrays& outputs) {
+  for (auto& output : outputs)
+    if (&output.inputs() != &inputs && !output.is_tracer())
+      output.inputs().clear();
+}
+
 void copy_heads(const layer_heads& from, float* to, const mx::Shape& shape) {
   for (int b = 0; b < shape[1]; b++)
     for (int h = 0; h < shape[2]; h++)
@@ -220,6 +228,7 @@ class Attention : public Layer {
   const char* name() const override { return "Attention"; }
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    hold_once(inputs, outputs);
     layer_attention a{};
     a.io = io(inputs, outputs);
     a.kind = kind_;
