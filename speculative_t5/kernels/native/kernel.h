@@ -7,6 +7,7 @@
  * MULTIPLY_ADD(a, b, c)  a * b + c, rounded once or twice, but always so: a compiler may choose
  *           anew at each place
  * SUM4      optional: adds up four vectors into four floats
+ * SUM8      optional: adds up two times four vectors, each in the order of SUM4
  */
 
 typedef float NAME(vec) __attribute__((vector_size(4 * WIDTH), aligned(4)));
@@ -46,10 +47,22 @@ INLINE void NAME(put_sums)(const product *p, int row, int column, VEC (*sum)[COL
                            int columns)
 {
     UNROLL
-    for (int i = 0; i < rows; i++) {
-        float total[4];
-        NAME(sum4)(sum[i], columns, total);
+    for (int i = 0; i < rows; i += 2) {
+        const int both = i + 1 < rows;
+        float total[8];
+#ifdef SUM8
+        if (both && columns == 4) {
+            SUM8(sum[i], sum[i + 1], total);
+        } else
+#endif
+        {
+            NAME(sum4)(sum[i], columns, total);
+            if (both)
+                NAME(sum4)(sum[i + 1], columns, total + 4);
+        }
         NAME(put)(p, row + i, column, total, columns);
+        if (both)
+            NAME(put)(p, row + i + 1, column, total + 4, columns);
     }
 }
 

@@ -130,6 +130,18 @@ static void add_bias(const attention_job *j, float *scores, int b, int h, int at
             scores[i] += a->mask[(size_t)b * (size_t)a->num_keys + (size_t)i];
 }
 
+/* How many keys there are up to the last that is not masked: those behind it add zeros. */
+static int real_keys(const layer_attention *a, int b)
+{
+    int count = a->num_keys;
+    if (a->mask) {
+        const float *mask = a->mask + (size_t)b * (size_t)count;
+        while (count > 1 && mask[count - 1] == -INFINITY)
+            count--;
+    }
+    return count;
+}
+
 /* Some queries of one head of one row. */
 static void attend_part(const void *context, int part)
 {
@@ -142,7 +154,7 @@ static void attend_part(const void *context, int part)
     if (count > QUERIES)
         count = QUERIES;
     int is_decoder = a->kind == LAYER_DECODER, at = is_decoder ? a->at[b * a->at_step] : 0;
-    int num_keys = is_decoder ? at + a->io.length : a->num_keys; /* others are not there yet */
+    int num_keys = is_decoder ? at + a->io.length : real_keys(a, b); /* others are not there yet */
     int stride = (num_keys + PAD - 1) / PAD * PAD;
     float *scores = j->scores + j->scores_step * products_thread();
     const float *q = j->queries.data + b * j->queries.batch + h * j->queries.head +

@@ -123,6 +123,21 @@ static float *thread_memory(int purpose, size_t count)
         _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sums),                        \
                                       _mm256_extractf128_ps(sums, 1)));                    \
     } while (0)
+/* The halves of two vectors, and then neighbours in two, added. */
+#define ADD_HALVES(a, b)                                                                   \
+    _mm512_add_ps(_mm512_shuffle_f32x4((__m512)(a), (__m512)(b), 0x44),                    \
+                  _mm512_shuffle_f32x4((__m512)(a), (__m512)(b), 0xee))
+#define ADD_NEIGHBOURS(a, b)                                                               \
+    _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd))
+#define SUM_OF_8_16S(a, b, out)                                                            \
+    do {                                                                                   \
+        __m512 pairs = ADD_NEIGHBOURS(ADD_HALVES((a)[0], (b)[0]), ADD_HALVES((a)[1], (b)[1])); \
+        __m512 others = ADD_NEIGHBOURS(ADD_HALVES((a)[2], (b)[2]), ADD_HALVES((a)[3], (b)[3])); \
+        __m512 sums = ADD_NEIGHBOURS(pairs, others);                                       \
+        sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4(sums, sums, 0xb1));                \
+        _mm_storeu_ps(out, _mm512_castps512_ps128(sums));                                  \
+        _mm_storeu_ps((out) + 4, _mm512_extractf32x4_ps(sums, 2));                         \
+    } while (0)
 #define HALVES(v)                                                                          \
     _mm256_add_ps(_mm512_castps512_ps256((__m512)(v)), _mm512_extractf32x8_ps((__m512)(v), 1))
 
@@ -157,6 +172,7 @@ static float *thread_memory(int purpose, size_t count)
 #define NAME(f) f##_avx512
 #define TARGET AVX512
 #define MULTIPLY_ADD(a, b, c) ((VEC)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#define SUM8 SUM_OF_8_16S
 #define SUM4(a, b, c, d, out) SUM_OF_8S(HALVES(a), HALVES(b), HALVES(c), HALVES(d), out)
 #define HALVES_AT(p) ((VEC)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
 #define BYTES_AT(p) ((INTS)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p))))
@@ -175,6 +191,7 @@ static float *thread_memory(int purpose, size_t count)
 #undef NAME
 #undef TARGET
 #undef MULTIPLY_ADD
+#undef SUM8
 #undef SUM4
 #undef HALF
 #undef HALVES_AT
@@ -428,7 +445,8 @@ static void align_rows(product *p)
 {
     static float rows[MAX_ALIGNED] __attribute__((aligned(64)));
     int stride = (p->k + 15) / 16 * 16;
-    if (p->m < 4 || (long)p->m * stride > MAX_ALIGNED || p->rounded)
+    int is_aligned = (uintptr_t)p->a % 64 == 0 && p->lda % 16 == 0;
+    if (p->m < 4 || (long)p->m * stride > MAX_ALIGNED || p->rounded || is_aligned)
         return;
     for (int i = 0; i < p->m; i++)
         memcpy(rows + (size_t)i * stride, p->a + (size_t)i * p->lda, sizeof(float) * (size_t)p->k);
