@@ -32,6 +32,7 @@ from speculative_t5.decoding.outcomes import (
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.generation.schedule_store import ScheduleFile, cache_folder, stored
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import tiny_pair
@@ -214,6 +215,14 @@ def test_each_size_of_batch_has_costs_of_its_own() -> None:
     assert len({*lengths[200::2]}) > 1, "it looks at others, although rounds of eight intervene"
 
 
+def test_a_batch_is_guessed_to_pay_for_each_row() -> None:
+    """Until it has been measured: plain decoding of many rows has no room for drafts."""
+    first = {rows: AdaptiveSchedule().next(1000, rows) for rows in (1, 4, 16, 64)}
+    assert first[1] >= first[4] >= first[16] >= first[64] == 0 < first[1]
+    free = AdaptiveSchedule(rows_are_free=True)
+    assert {free.next(1000, rows) for rows in (1, 64)} == {first[1]}
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for what is learned."""
@@ -232,14 +241,16 @@ def test_what_was_learned_is_kept_by_models_options_and_hardware(
         monkeypatch.setattr("socket.gethostname", lambda name=name: name)
         assert taught(stored("this", 1), 0, 1) == knows
 
+    gpu = mx.Device(mx.gpu)
+
     def device_info(device: Any) -> dict[str, str | int]:
-        return {"device_name": "another GPU" if device == "a GPU" else "another CPU"}
+        return {"device_name": "another GPU" if device == gpu else "another CPU"}
 
     changes: list[tuple[str, Any]] = [
         ("platform.machine", lambda: "another architecture"),
         ("speculative_t5.libraries.num_threads", lambda: 1000),
         ("mlx.core.device_info", device_info),
-        ("mlx.core.default_device", lambda: "a GPU"),
+        ("mlx.core.default_device", lambda: gpu),
     ]
     for name, value in changes:
         monkeypatch.setattr(name, value)

@@ -85,8 +85,14 @@ class AdaptiveSchedule(Schedule):
         shares: Sequence[float] = (1.0,),
         learned: Mapping[str, Any] | None = None,
         save: Callable[[dict[str, Any]], None] | None = None,
+        *,
+        rows_are_free: bool = False,
     ) -> None:
-        """Begin with what an earlier one `learned`; `save` is given that now and then."""
+        """Begin with what an earlier one `learned`; `save` is given that now and then.
+
+        `rows_are_free` says that a pass over a few rows is guessed to take as long as over one.
+        """
+        self._rows_are_free = rows_are_free
         self.shares = shares
         pairs = [(0, 0), *((i, n) for i in range(len(shares)) for n in LENGTHS[1:])]
         self._choices = [PlannedRound(*pair) for pair in pairs]
@@ -176,7 +182,8 @@ class AdaptiveSchedule(Schedule):
 
     def _curve(self, size: int) -> CostCurve:
         if size not in self._costs:
-            self._costs[size] = CostCurve(self.shares)
+            rows = 1 if self._rows_are_free else size
+            self._costs[size] = CostCurve(self.shares, rows=rows)
         return self._costs[size]
 
     def _prospects(self, size: int) -> Prospects:

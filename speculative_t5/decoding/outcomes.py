@@ -26,6 +26,7 @@ COUNT_MEMORY = 0.985  # factor by which counts decay each round
 # Costs. A guess, in passes over one token: a further token in the target's pass, and a step of a
 # draft model, as the shipped pair has them on two cores.
 TOKEN_COST, STEP_COST = 0.1, 0.1
+ROW_COST = 0.2  # the same for a token of another row, whose keys are its own
 # How far the guess may be off, as standard deviations of logarithms: for all lengths together, with
 # each doubling of the tokens, and for each length besides.
 ALL_OFF, DOUBLED_OFF, EACH_OFF = 0.3, 0.3, 0.05
@@ -169,13 +170,21 @@ class CostCurve:
     the difference moves the curve by the rules for Gaussian variables (a Kalman filter).
     """
 
-    def __init__(self, shares: Sequence[float], learned: Any = None) -> None:
+    def __init__(self, shares: Sequence[float], learned: Any = None, rows: int = 1) -> None:
+        """Begin with a guess, or what an earlier one `learned`.
+
+        `rows` is how many are in a batch whose passes are bound by arithmetic: plain decoding then
+        takes a token of each. It is 1 where further rows cost next to nothing.
+        """
         octaves = np.log2(1 + np.array(LENGTHS))
         errors = ALL_OFF**2 + DOUBLED_OFF**2 * np.minimum.outer(octaves, octaves)
         errors += EACH_OFF**2 * np.eye(len(LENGTHS))
         alike = SHARES_ALIKE + (1 - SHARES_ALIKE) * np.eye(len(shares))
         self._guess = np.pad(np.kron(alike, errors), (1, 0))  # plain decoding is what 1 means
-        per_token = [TOKEN_COST + STEP_COST * share for share in shares]
+        token_cost = (
+            TOKEN_COST * rows / (1 + TOKEN_COST * (rows - 1))
+        )  # by a pass over a token each
+        per_token = [token_cost + STEP_COST * share for share in shares]
         self.mean = np.append(0.0, np.log(1 + np.outer(per_token, LENGTHS)))
         self.covariance = self._guess.copy()
         self.has_plain = False  # whether plain decoding was seen

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import libraries
+from .. import device, libraries
 from .._version import __version__
 from ..decoding import LENGTHS, LONGEST_RUN, AdaptiveSchedule
 from ..device import MLX_VERSION
@@ -30,7 +30,8 @@ class ScheduleFile:
 
     def schedule(self) -> AdaptiveSchedule:
         """Return a schedule that begins with what is kept, and keeps what it learns."""
-        return AdaptiveSchedule(self._shares, self._read(), self._write)
+        free = not device.on_cpu()  # a GPU has room for more rows than most batches have
+        return AdaptiveSchedule(self._shares, self._read(), self._write, rows_are_free=free)
 
     def _read(self) -> dict[str, Any] | None:
         """Return what was learned; None if the file is missing or damaged."""
