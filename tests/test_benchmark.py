@@ -4,12 +4,13 @@ import json
 import random
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.cli import bench as bench_command
-from speculative_t5.cli.bench import _lengths, bench
+from speculative_t5.cli.bench import _numbers, bench
 from speculative_t5.cli.examples import SENTENCES_TO_CORRECT
 from speculative_t5.decoding import (
     ModelDrafter,
@@ -32,6 +33,7 @@ from speculative_t5.measure import (
     random_prompts,
     replaying_plan,
     report_on,
+    throughput,
     variants_of,
 )
 from speculative_t5.measure.comparison import record
@@ -161,8 +163,40 @@ def test_the_table_says_what_was_measured(shipped: Measured) -> None:
     assert shipped.result["prompts"] == 1, "an empty line is none"
 
 
+def test_batches_of_several_sizes_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(throughput, "BATCHES", 1)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(SENTENCES_TO_CORRECT[:2]))
+    models: Any = {"model": "correct-base", "draft_model": "correct-small", "prompts": prompts}
+    sizes: Any = {"batch_size": "1,3", "turns": 1, "dtype": "float32"}
+    bench(num_draft="2", as_json=True, **sizes, **models)
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["name"], row["batch_size"]) for row in rows] == [
+        (name, size) for name in ("regular", "K = 2", "auto", "lookup") for size in (1, 3)
+    ]
+    assert all(row["same"] == row["outputs"] == 3 for row in rows), "prompts fill the batch"
+    plain, drafting = (SimpleNamespace(**row) for row in rows[1:3])
+    assert (plain.speedup, plain.drafted) == (1.0, 0.0) and 1 < drafting.drafted <= 2
+    assert plain.tokens_per_second > 1  # tokens over seconds, not the reverse
+    bench(**sizes, **models)
+    title, heads, *lines, _ = capsys.readouterr().out.splitlines()
+    assert title.endswith("Device(cpu, 0)") and heads.split()[0] == "batch"
+    assert [line.split()[:2] for line in lines[:2]] == [["1", "plain"], ["1", "auto"]]
+
+
+def test_a_random_pair_is_measured_in_batches(small_shapes: None, capsys: Any) -> None:
+    sizes: Any = {"source": 20, "max_tokens": 12, "count": 2, "turns": 1, "dtype": "float32"}
+    bench(random_weights="t5-base:t5-small", acceptance=1.0, batch_size="2", num_draft="3", **sizes)
+    _, _, plain, drafting, auto, _ = capsys.readouterr().out.splitlines()
+    assert plain.split()[:2] == ["2", "plain"] and auto.split()[:2] == ["2", "auto"]
+    assert drafting.split()[-2:] == ["3.0", "6/6"]  # 12 tokens by three passes
+
+
 def test_numbers_and_ranges_are_lengths() -> None:
-    assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
+    assert _numbers("1-4", "--n", "1") == [1, 2, 3, 4]
+    assert _numbers("8,2, 2-3", "--n", "1") == [2, 3, 8]
 
 
 def test_options_are_checked_before_anything_is_measured() -> None:
@@ -170,6 +204,8 @@ def test_options_are_checked_before_anything_is_measured() -> None:
         ({"acceptance": 2.0}, "acceptance must be between 0 and 1, got 2.0"),
         ({"turns": 0}, "turns must be an integer of at least 1, got 0"),
         *(({"num_draft": wrong}, "--num-draft") for wrong in ("", "a", "1-", "-3", "0-2", "4-2")),
+        *(({"batch_size": wrong}, "--batch-size") for wrong in ("", "0", "1;4", "4-2")),
+        ({"batch_size": "4", "steady": True}, "--steady decodes one prompt at a time"),
         ({"random_weights": "gpt2"}, "TARGET:DRAFT, such as t5-base:t5-small, got 'gpt2'"),
     ]
     for options, found in cases:

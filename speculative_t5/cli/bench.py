@@ -20,6 +20,7 @@ from ..errors import count, decoded
 from ..generation import SpeculativeDecoder
 from ..measure import (
     PLAIN_DECODING,
+    BatchReport,
     Variant,
     VariantReport,
     check_pair_of_shapes,
@@ -27,6 +28,7 @@ from ..measure import (
     random_prompts,
     replaying_plan,
     report_on,
+    report_on_batches,
     variants_of,
 )
 from ..options import check_options, option
@@ -42,7 +44,16 @@ class BenchOptions:
     prompts: Path | None = option(
         None, "Text file with one prompt per line.", shown="six sentences to correct"
     )
-    num_draft: str = option("1-8", "Tokens to draft: numbers and ranges, such as 1-8 or 2,4,8.")
+    num_draft: str | None = option(
+        None,
+        "Tokens to draft: numbers and ranges, such as 1-8 or 2,4,8.",
+        shown="1-8; with --batch-size only auto",
+    )
+    batch_size: str | None = option(
+        None,
+        "Measure many prompts in batches of these sizes instead, such as 1,4,16,64.",
+        shown="one prompt at a time",
+    )
     steady: bool = option(False, "Measure each number in steady mode, too.")
     max_tokens: int = option(128, "Upper bound on the tokens of an output, EOS included.", least=1)
     turns: int = option(5, "How many times to measure everything; medians are reported.", least=1)
@@ -60,6 +71,22 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.batch_size is not None and self.steady:
+            raise ValueError("--steady decodes one prompt at a time: leave --batch-size out")
+
+    @property
+    def lengths(self) -> list[int]:
+        """The numbers of tokens to draft."""
+        if self.num_draft is None:
+            return [] if self.sizes else [*range(1, 9)]
+        return _numbers(self.num_draft, "--num-draft", "1-8 or 2,4,8")
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes of batches; none stands for one prompt at a time."""
+        if self.batch_size is None:
+            return []
+        return _numbers(self.batch_size, "--batch-size", "1,4,16,64")
 
 
 @dataclass(frozen=True)
@@ -97,12 +124,13 @@ class BenchModels:
 
 @with_options
 def bench(*, models: BenchModels, wanted: BenchOptions) -> None:
-    """Measure greedy decoding, one prompt at a time: plain, speculative, lookup, auto.
+    """Measure greedy decoding: plain, speculative, lookup, auto.
 
-    Everything runs interleaved in one process, so that ratios hold even if the machine's speed
-    drifts.
+    One prompt at a time, or with --batch-size the throughput of batches. Everything runs
+    interleaved in one process, so that ratios hold even if the machine's speed drifts.
     """
-    lengths, shapes = _lengths(wanted.num_draft), wanted.random_weights
+    lengths, sizes = wanted.lengths, wanted.sizes
+    shapes = wanted.random_weights
     draft: str | None
     # Shown before anything is loaded, and gone before an error or the table.
     with tqdm(
@@ -119,7 +147,11 @@ def bench(*, models: BenchModels, wanted: BenchOptions) -> None:
         if shapes:
             variants = _replaying(variants, prompts, wanted)
         bar.set_description("measuring")
-        reports = report_on(variants, prompts, wanted.turns, bar.update)
+        reports: Sequence[VariantReport | BatchReport]
+        if sizes:
+            reports = report_on_batches(variants, prompts, sizes, wanted.turns, bar.update)
+        else:
+            reports = report_on(variants, prompts, wanted.turns, bar.update)
     result: dict[str, Any] = {
         "machine": _machine_facts(),
         "target": target,
@@ -132,7 +164,8 @@ def bench(*, models: BenchModels, wanted: BenchOptions) -> None:
     }
     if shapes:
         result |= {"acceptance": wanted.acceptance, "source": wanted.source}
-    print(json.dumps(result) if wanted.as_json else "\n".join(_bench_table(result, reports)))
+    table = _batch_table if sizes else _bench_table
+    print(json.dumps(result) if wanted.as_json else "\n".join(table(result, reports)))
     give_tips()
 
 
@@ -149,10 +182,10 @@ def _decoders(
             for k in lengths:
                 decoder = make(first.draft, num_draft=k, steady=bool(mode))
                 decoders[f"{mode}K = {k}"] = decoder
+    if first.draft and (wanted.sizes or not wanted.random_weights):
+        decoders["auto"] = make(first.draft, num_draft="auto")
     if not wanted.random_weights:
-        if first.draft:
-            decoders["auto"] = make(first.draft, num_draft="auto")
-        decoders["lookup"] = make("lookup", num_draft=lengths[-1])
+        decoders["lookup"] = make("lookup", num_draft=lengths[-1] if lengths else "auto")
     return decoders
 
 
@@ -167,7 +200,7 @@ def _machine_facts() -> dict[str, Any]:
     }
 
 
-def _json_row(report: VariantReport) -> dict[str, Any]:
+def _json_row(report: VariantReport | BatchReport) -> dict[str, Any]:
     # In JSON plain decoding has always been called regular.
     return asdict(report) | ({"name": "regular"} if report.name == PLAIN_DECODING else {})
 
@@ -212,8 +245,34 @@ def _replaying(
     return [plain, *(replace(v, plan=plan) for v, plan in zip(drafting, plans, strict=True))]
 
 
-def _bench_table(result: dict[str, Any], reports: Sequence[VariantReport]) -> list[str]:
+def _title(result: dict[str, Any]) -> str:
     draft = f", {model_name(result['draft'])} drafts" if result["draft"] else ""
+    prompts, turns = count(result["prompts"], "prompt"), count(result["turns"], "turn")
+    machine = result["machine"]["device"]
+    return f"{model_name(result['target'])}{draft}; {prompts}, greedy, {turns}, {machine}"
+
+
+def _batch_table(result: dict[str, Any], reports: Sequence[Any]) -> list[str]:
+    heads = "batch", "", "tokens/s", "over plain", "drafted", "same output"
+    rows = [
+        (
+            str(report.batch_size),
+            report.name,
+            f"{report.tokens_per_second:.0f}",
+            f"{report.speedup:.2f}",
+            f"{report.drafted:.1f}",
+            f"{report.same}/{report.outputs}",
+        )
+        for report in sorted(reports, key=lambda report: int(report.batch_size))
+    ]
+    return [
+        _title(result),
+        *columns([heads, *rows], right=(0, 2, 3, 4, 5)),
+        "drafted: tokens for each row of a pass; 0.0 is plain decoding",
+    ]
+
+
+def _bench_table(result: dict[str, Any], reports: Sequence[Any]) -> list[str]:
     heads = (
         "",
         "tokens/s",
@@ -243,10 +302,8 @@ def _bench_table(result: dict[str, Any], reports: Sequence[VariantReport]) -> li
         )
         for report in reports
     ]
-    prompts, turns = count(result["prompts"], "prompt"), count(result["turns"], "turn")
-    machine = result["machine"]["device"]
     return [
-        f"{model_name(result['target'])}{draft}; {prompts}, greedy, {turns}, {machine}",
+        _title(result),
         *columns([heads, *rows], right=range(1, len(heads))),
         "forwards: how many times fewer forward passes of the target, per token, than plain\n"
         "speed-up: per token over plain, of rounds without the first ones, which read prompts\n"
@@ -254,15 +311,16 @@ def _bench_table(result: dict[str, Any], reports: Sequence[VariantReport]) -> li
     ]
 
 
-def _lengths(text: str) -> list[int]:
-    lengths: set[int] = set()
+def _numbers(text: str, option_name: str, example: str) -> list[int]:
+    """Parse numbers and ranges, of 1 and more."""
+    numbers: set[int] = set()
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if not found:
             raise ValueError(
-                f"--num-draft must be numbers and ranges, such as 1-8 or 2,4,8, got {text!r}"
+                f"{option_name} must be numbers and ranges, such as {example}, got {text!r}"
             )
-        lengths.update(range(int(found[1]), int(found[2] or found[1]) + 1))
-    if not lengths or min(lengths) < 1:
-        raise ValueError(f"--num-draft must be at least 1, and ranges must rise, got {text!r}")
-    return sorted(lengths)
+        numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
+    if not numbers or min(numbers) < 1:
+        raise ValueError(f"{option_name} must be at least 1, and ranges must rise, got {text!r}")
+    return sorted(numbers)

@@ -28,7 +28,7 @@ from .loop import (
     in_order_of_length,
 )
 from .model_drafter import ModelDrafter
-from .outcomes import LENGTHS, LONGEST_RUN, Outcome
+from .outcomes import GUESSED, LENGTHS, LONGEST_RUN, Outcome
 from .protocols import (
     NO_CONSTRAINTS,
     Constraints,

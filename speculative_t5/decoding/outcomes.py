@@ -27,6 +27,7 @@ COUNT_MEMORY = 0.985  # factor by which counts decay each round
 # draft model, as the shipped pair has them on two cores.
 TOKEN_COST, STEP_COST = 0.1, 0.1
 ROW_COST = 0.2  # the same for a token of another row, whose keys are its own
+GUESSED = TOKEN_COST, STEP_COST, ROW_COST
 # How far the guess may be off, as standard deviations of logarithms: for all lengths together, with
 # each doubling of the tokens, and for each length besides.
 ALL_OFF, DOUBLED_OFF, EACH_OFF = 0.3, 0.3, 0.05

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from .. import device, libraries
 from .._version import __version__
-from ..decoding import LENGTHS, LONGEST_RUN, AdaptiveSchedule
+from ..decoding import GUESSED, LENGTHS, LONGEST_RUN, AdaptiveSchedule
 from ..device import MLX_VERSION
 from ..files import write_whole
 from ..kernels import native_parts
@@ -48,7 +48,7 @@ class ScheduleFile:
             write_whole(self._path, self._digest(kept) + b"\n" + kept)
 
     def _digest(self, kept: bytes) -> bytes:
-        form = repr((self._shares, LENGTHS, LONGEST_RUN)).encode()
+        form = repr((self._shares, LENGTHS, LONGEST_RUN, GUESSED)).encode()
         return hashlib.sha256(form + kept).hexdigest().encode()
 
 

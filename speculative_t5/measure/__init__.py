@@ -22,3 +22,4 @@ from .random_models import random_model, random_prompts, random_weights
 from .replay import ReplayDrafter, replaying_plan
 from .reports import VariantReport, report_on
 from .shapes import SHAPES, check_pair_of_shapes, config_of_shape
+from .throughput import BatchReport, report_on_batches
