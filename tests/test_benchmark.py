@@ -10,7 +10,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.cli import bench as bench_command
-from speculative_t5.cli.bench import _numbers, bench
+from speculative_t5.cli.bench import _counts, bench
 from speculative_t5.cli.examples import SENTENCES_TO_CORRECT
 from speculative_t5.decoding import (
     ModelDrafter,
@@ -195,8 +195,8 @@ def test_a_random_pair_is_measured_in_batches(small_shapes: None, capsys: Any) -
 
 
 def test_numbers_and_ranges_are_lengths() -> None:
-    assert _numbers("1-4", "--n", "1") == [1, 2, 3, 4]
-    assert _numbers("8,2, 2-3", "--n", "1") == [2, 3, 8]
+    assert _counts("1-4", "--n", "1") == [1, 2, 3, 4]
+    assert _counts("8,2, 2-3", "--n", "1") == [2, 3, 8]
 
 
 def test_options_are_checked_before_anything_is_measured() -> None:

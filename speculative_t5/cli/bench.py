@@ -79,14 +79,14 @@ class BenchOptions:
         """The numbers of tokens to draft."""
         if self.num_draft is None:
             return [] if self.sizes else [*range(1, 9)]
-        return _numbers(self.num_draft, "--num-draft", "1-8 or 2,4,8")
+        return _counts(self.num_draft, "--num-draft", "1-8 or 2,4,8")
 
     @property
     def sizes(self) -> list[int]:
         """The sizes of batches; none stands for one prompt at a time."""
         if self.batch_size is None:
             return []
-        return _numbers(self.batch_size, "--batch-size", "1,4,16,64")
+        return _counts(self.batch_size, "--batch-size", "1,4,16,64")
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ def _bench_table(result: dict[str, Any], reports: Sequence[Any]) -> list[str]:
     ]
 
 
-def _numbers(text: str, option_name: str, example: str) -> list[int]:
+def _counts(text: str, option_name: str, example: str) -> list[int]:
     """Parse numbers and ranges, of 1 and more."""
     numbers: set[int] = set()
     for part in text.split(","):

@@ -24,7 +24,7 @@ COMMANDS = {
     "fit each.",
     "convert": "Convert a Hugging Face T5 checkpoint to a model folder.",
     "distill": "Train a draft for a T5 or T5Gemma from prompts alone.",
-    "bench": "Measure greedy decoding, one prompt at a time: plain, speculative, lookup, auto.",
+    "bench": "Measure greedy decoding: plain, speculative, lookup, auto.",
     "doctor": "Check on this machine that outputs are right, and measure how many tokens to draft.",
 }
 HELP_EXAMPLES = """Examples:
