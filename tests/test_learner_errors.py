@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from itertools import islice
@@ -265,3 +266,17 @@ def test_precision_counts_twice_as_much_as_recall() -> None:
     assert "precision 33.3%, recall 33.3%, F0.5 33.3%; 1 of 2 right texts unchanged" in line
     line = corrections_line(texts, ["a b c d", *texts[1:]], references)
     assert "precision 100.0%, recall 33.3%, F0.5 71.4%; 2 of 2 right" in line
+
+
+def test_the_table_of_quantized_targets_has_the_figures_that_were_measured() -> None:
+    readme = (REPOSITORY / "weights" / "README.md").read_text()
+    measured = json.loads((REPOSITORY / "weights" / "quantized.json").read_text())
+    assert [*measured] == ["correct-base", "8 bits", "4 bits"]
+    for name, found in measured.items():
+        figures = [
+            f"{100 * kind['f05']:.1f}, {100 * kind['exact']:.1f}"
+            for kind in found["kinds"].values()
+        ]
+        row = " | ".join(["float16" if name == "correct-base" else name, *figures])
+        assert f"| {row} |" in readme
+        assert found["examples"] == 400

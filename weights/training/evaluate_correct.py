@@ -9,10 +9,13 @@ Of the corrections, precision is the share that is right of those made, recall t
 those that are right, and F0.5 counts precision twice as much as recall, as is usual for grammatical
 error correction (Ng et al. 2014, "The CoNLL-2014 shared task"). For single sentences they are given
 again for several least probabilities: a sentence stays as it is if a token of its output has less,
-as with `document --min-probability`.
+as with `document --min-probability`. `--json` adds the model's figures to a file of several models.
 """
 
+import json
+from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder
@@ -28,12 +31,26 @@ LEAST = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # probabilities
 IDENTITY = "single sentences"  # the kind that is decoded at several draft lengths
 
 
+@dataclass(frozen=True)
+class Corrections:
+    """How good a model's corrections are, as shares, and how many right texts it left alone."""
+
+    precision: float
+    recall: float
+    f05: float
+    unchanged: int
+    right: int  # texts that were right before
+
+
 def main(
     data: DataOption,
     model: Annotated[str, typer.Option(help="Target.")] = "correct-base",
     draft_model: Annotated[str, typer.Option(help="Draft, or empty for none.")] = "correct-small",
     count: Annotated[int, typer.Option(help="Examples of each kind.")] = 1000,
     identity: Annotated[int, typer.Option(help="Examples to decode at four draft lengths.")] = 200,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="File to add the figures to, by model.")
+    ] = None,
 ) -> None:
     decoder = SpeculativeDecoder.from_pretrained(
         model, draft_model or None, num_draft=4, dtype=mx.float32
@@ -44,6 +61,7 @@ def main(
         "learners' errors, single sentences": held_out_texts(data, count, single=True),
         "learners' errors, one to eight sentences": held_out_texts(data, count),
     }
+    figures = {}
     for kind, examples in kinds.items():
         sources = [source for source, _ in examples]
         texts = [source.removeprefix(PREFIX) for source in sources]
@@ -51,8 +69,11 @@ def main(
         outputs = decoder.generate_batch(sources, batch_size=32)
         print(f"{count} held-out examples, {kind}:")
         report("left as they are", texts, references)
-        report(model, [output.text for output in outputs], references)
-        print(f"  {corrections_line(texts, [output.text for output in outputs], references)}")
+        written = [output.text for output in outputs]
+        exact = report(model, written, references)
+        print(f"  {corrections_line(texts, written, references)}")
+        found = corrections_of(texts, written, references)
+        figures[kind] = {"exact": exact} | asdict(found)
         if "single" in kind:
             print_by_probability(decoder, texts, outputs, references)
         if draft_model:
@@ -62,9 +83,14 @@ def main(
             print(f"  acceptance at num_draft 4: {rate:.3f}, {emitted / rounds:.2f} tokens/round")
         if draft_model and kind == IDENTITY:
             check_identity(decoder, sources[:identity])
+    if as_json:
+        known = json.loads(as_json.read_text()) if as_json.exists() else {}
+        known[Path(model).name] = {"examples": count, "kinds": figures}
+        as_json.write_text(json.dumps(known, indent=2) + "\n")
 
 
-def report(name: str, hypotheses: list[str], references: list[str]) -> None:
+def report(name: str, hypotheses: list[str], references: list[str]) -> float:
+    """Print how near outputs are to references; return the share that is exactly right."""
     pairs = list(zip(hypotheses, references, strict=True))
     exact = sum(h == r for h, r in pairs) / len(pairs)
     errors = sum(word_errors(h, r) for h, r in pairs) / sum(len(r.split()) for r in references)
@@ -72,10 +98,20 @@ def report(name: str, hypotheses: list[str], references: list[str]) -> None:
     print(
         f"  {name:18} exact {exact:.1%}  wrong words per 100: {100 * errors:.1f}  chrF {chrf:.1f}"
     )
+    return exact
 
 
 def corrections_line(texts: list[str], outputs: list[str], references: list[str]) -> str:
     """Say how good the corrections are, and how many of the right texts came back unchanged."""
+    found = corrections_of(texts, outputs, references)
+    return (
+        f"corrections: precision {found.precision:.1%}, recall {found.recall:.1%}, F0.5 "
+        f"{found.f05:.1%}; {found.unchanged} of {found.right} right texts unchanged"
+    )
+
+
+def corrections_of(texts: list[str], outputs: list[str], references: list[str]) -> Corrections:
+    """Compare what was corrected with what had to be."""
     made = right = both = 0
     unchanged = []
     for text, output, reference in zip(texts, outputs, references, strict=True):
@@ -85,10 +121,7 @@ def corrections_line(texts: list[str], outputs: list[str], references: list[str]
             unchanged.append(not ours)
     precision, recall = both / max(made, 1), both / max(right, 1)
     score = 1.25 * precision * recall / max(0.25 * precision + recall, 1e-9)
-    return (
-        f"corrections: precision {precision:.1%}, recall {recall:.1%}, F0.5 {score:.1%}; "
-        f"{sum(unchanged)} of {len(unchanged)} right texts unchanged"
-    )
+    return Corrections(precision, recall, score, sum(unchanged), len(unchanged))
 
 
 def print_by_probability(
