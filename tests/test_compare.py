@@ -323,7 +323,7 @@ def test_batches_of_several_sizes_are_measured(
     options = ON_CPU | {"num_draft": 3}
     with contextlib.ExitStack() as stack:
         started = workers.start(
-            names, options, tmp_path, PROMPTS[:2], MAX_TOKENS, stack, in_batches=True
+            names, options, tmp_path, PROMPTS[:2], MAX_TOKENS, stack, workers.BATCHES
         )
         for program in started.values():
             outputs, _ = program.ask_all(PROMPTS, MAX_TOKENS, 4)

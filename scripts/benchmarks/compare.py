@@ -35,12 +35,15 @@ from programs.length_worker import load_way
 from programs.measuring import compare
 from programs.serving import answer_requests, serve, serve_batches
 from programs.throughput import compare_batches
-from programs.workers import Lost, Worker, start
+from programs.workers import BATCHES, Lost, Worker, start
 
 MIN_TOKENS, MAX_TOKENS = 20, 60  # of the outputs that `pair` keeps, EOS included
 LIMIT = 256  # tokens of any output of `pair`
 LEFT_OUT = (ASSISTED, COMBINED)  # by `shape`
 
+DataOption = Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")]
+ModelOption = Annotated[str, typer.Option(help="The target's folder or name.")]
+DraftOption = Annotated[str, typer.Option(help="The draft's folder or name.")]
 TurnsOption = Annotated[int, typer.Option(min=1, help="How often everything is measured.")]
 NumDraftOption = Annotated[int, typer.Option(min=1, help="Tokens to draft for each target pass.")]
 OnlyOption = Annotated[
@@ -70,9 +73,9 @@ app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=
 
 @app.command()
 def pair(
-    data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
-    model: Annotated[str, typer.Option(help="The target's folder or name.")] = "correct-base",
-    draft: Annotated[str, typer.Option(help="The draft's folder or name.")] = "correct-small",
+    data: DataOption,
+    model: ModelOption = "correct-base",
+    draft: DraftOption = "correct-small",
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 24,
     turns: TurnsOption = 5,
     num_draft: NumDraftOption = 5,
@@ -257,9 +260,9 @@ def setting_of(dtype: str | None) -> tuple[dict[str, str], Any]:
 
 @app.command()
 def batches(
-    data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
-    model: Annotated[str, typer.Option(help="The target's folder or name.")] = "correct-base",
-    draft: Annotated[str, typer.Option(help="The draft's folder or name.")] = "correct-small",
+    data: DataOption,
+    model: ModelOption = "correct-base",
+    draft: DraftOption = "correct-small",
     count: Annotated[int, typer.Option(min=1, help="Number of sentences.")] = 400,
     batch_size: Annotated[
         str, typer.Option(help="Rows of a batch, several by commas.")
@@ -271,7 +274,10 @@ def batches(
     as_json: JsonOption = False,
 ) -> None:
     """Compare the throughput of batches, on a trained pair and held-out sentences."""
-    names = [name for name in chosen(only, all_of=IN_BATCHES) if name in IN_BATCHES]
+    for name in only or ():
+        if name not in IN_BATCHES:
+            raise typer.BadParameter(f"{name} is not measured in batches")
+    names = chosen(only, IN_BATCHES)
     sizes = [int(size) for size in batch_size.split(",") if size.isdecimal() and int(size)]
     if len(sizes) != batch_size.count(",") + 1:
         raise typer.BadParameter(f"--batch-size must be numbers by commas, got {batch_size!r}")
@@ -284,7 +290,7 @@ def batches(
         prompts = [tokenizer.encode(source) for source, _ in held_out_examples(data, count)]
         options = setting | {"num_draft": num_draft}
         probes = prompts[: max(sizes)]
-        workers = start(names, options, place, probes, LIMIT, stack, in_batches=True)
+        workers = start(names, options, place, probes, LIMIT, stack, BATCHES)
         title = f"{model} and {draft}, num_draft {num_draft}, {count} sentences, {turns} turns"
         compare_batches(title, workers, prompts, LIMIT, sizes, turns, as_json=as_json)
 

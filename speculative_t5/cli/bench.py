@@ -263,7 +263,7 @@ def _batch_table(result: dict[str, Any], reports: Sequence[Any]) -> list[str]:
             f"{report.drafted:.1f}",
             f"{report.same}/{report.outputs}",
         )
-        for report in sorted(reports, key=lambda report: int(report.batch_size))
+        for report in sorted(reports, key=lambda report: report.batch_size)
     ]
     return [
         _title(result),

@@ -50,9 +50,10 @@ def report_on_batches(
     turns count, as a schedule learns in the first; then they take turns in a random order.
     `progress` is called after each turn, of which there are `turns` + 1.
     """
-    filled = [*islice(cycle(prompts), max(len(prompts), BATCHES * max(sizes)))]
+    count = max(len(prompts), BATCHES * max(sizes))
+    filled = [*islice(cycle(prompts), count)]
     (plain,) = (each for each in variants if each.name == PLAIN_DECODING)
-    expected = decode_all(plain, filled, 1).outputs
+    expected = [*islice(cycle(decode_all(plain, prompts, 1).outputs), count)]
     runs, order = [*product(variants, sizes)], random.Random(0)
     found: dict[tuple[str, int], list[BatchRun]] = {}
     for turn in range(turns + 1):

@@ -42,9 +42,9 @@ def compare_batches(
     """
     outputs: dict[str, list[list[int]]] = {}
     for name in [*workers]:
-        found = run(workers, name, prompts, max_tokens, max(sizes))
-        if found:
-            outputs[name], _ = found
+        first = run(workers, name, prompts, max_tokens, max(sizes))
+        if first:
+            outputs[name], _ = first
     figures = {
         name: Throughput(workers[name].about, agree)
         for name, agree in check_agreement(workers, outputs).items()
@@ -53,14 +53,15 @@ def compare_batches(
     for _ in range(turns):
         runs = [*product(figures, sizes)]
         for name, size in order.sample(runs, len(runs)):
-            if name in workers and (found := run(workers, name, prompts, max_tokens, size)):
-                output, seconds = found
-                speed = sum(map(len, output)) / seconds
+            again = run(workers, name, prompts, max_tokens, size) if name in workers else None
+            if again:
+                found, seconds = again
+                speed = sum(map(len, found)) / seconds
                 figures[name].speeds.setdefault(size, []).append(speed)
     figures = {name: figures[name] for name in workers}
     if as_json:
-        found = {name: asdict(one) for name, one in figures.items()}
-        print(json.dumps({"title": title, "programs": found, "left_out": workers.left_out}))
+        programs = {name: asdict(one) for name, one in figures.items()}
+        print(json.dumps({"title": title, "programs": programs, "left_out": workers.left_out}))
     else:
         print("\n".join([title, *report(figures, sizes, len(prompts))]))
 

@@ -102,13 +102,13 @@ def start(
     probes: Sequence[list[int]],
     max_tokens: int,
     stack: contextlib.ExitStack,
-    *,
-    in_batches: bool = False,
+    command: str = ONE_BY_ONE,
 ) -> Workers:
     """Start programs on place/target and place/draft; those that cannot run are left out.
 
     `options` has the `backend` and the `dtype` to compute with. CTranslate2 gets its best settings
-    on the source ids `probes`, one by one or as a batch; `stack` ends the programs.
+    on the source ids `probes`, one by one or, if the `command` is `BATCHES`, as a batch; `stack`
+    ends the programs.
     """
     workers, unable = Workers(), ""
     if any(name.startswith("ctranslate2") for name in names):
@@ -117,11 +117,11 @@ def start(
         spec = {"place": str(place), **options}
         try:
             if not name.startswith("ctranslate2"):
-                program = Worker(name, spec, BATCHES if in_batches else ONE_BY_ONE)
+                program = Worker(name, spec, command)
             elif unable:
                 raise Lost(unable)
             else:
-                program = start_fastest(name, spec, probes, max_tokens, in_batches=in_batches)
+                program = start_fastest(name, spec, probes, max_tokens, command)
         except Lost as error:
             workers.leave_out(name, str(error))
         else:
@@ -152,8 +152,7 @@ def start_fastest(
     spec: dict[str, Any],
     probes: Sequence[list[int]],
     max_tokens: int,
-    *,
-    in_batches: bool,
+    command: str,
 ) -> Worker:
     """Start CTranslate2 with the number of threads and the backend that are fastest here.
 
@@ -164,11 +163,7 @@ def start_fastest(
     for threads in sorted({1, os.cpu_count() or 1}):
         for backend in ({}, {"CT2_USE_MKL": "0"}):
             try:
-                setting, command = (
-                    {**spec, "threads": threads},
-                    BATCHES if in_batches else ONE_BY_ONE,
-                )
-                program = Worker(name, setting, command, **backend)
+                program = Worker(name, {**spec, "threads": threads}, command, **backend)
                 if program.about["device"] != "cpu":
                     return program
                 _, seconds = [timed(program, probes, max_tokens) for _ in range(2)]
