@@ -47,7 +47,7 @@ class BenchOptions:
     num_draft: str | None = option(
         None,
         "Tokens to draft: numbers and ranges, such as 1-8 or 2,4,8.",
-        shown="1-8; with --batch-size only auto",
+        shown="1-8; none with --batch-size",
     )
     batch_size: str | None = option(
         None,

@@ -22,7 +22,7 @@ class ConvertOptions:
     dtype: str | None = option(
         None,
         f"Type to store: {', '.join(checkpoints.DTYPES)}.",
-        shown="the type in the checkpoint; bfloat16 for float32 that --quantize leaves",
+        shown="the checkpoint's; bfloat16 for float32 matrices that --quantize leaves out",
     )
     quantize: int | None = option(None, "Quantize matrices to 4 or 8 bits.")
     group_size: int = option(64, "Weights that share a scale when quantized: 32, 64 or 128.")
