@@ -118,9 +118,12 @@ def option(
     return field(default=default, metadata={**about, "python": python})
 
 
-def python_option(default: Any, text: str) -> Any:
+def python_option(
+    default: Any, text: str, *, least: float | None = None, most: float | None = None
+) -> Any:
     """Return the field for an option that no command line has, with what docstrings say of it."""
-    return field(default=default, metadata={"help": None, "least": None, "python": text})
+    about = {"help": None, "least": least, "most": most, "python": text}
+    return field(default=default, metadata=about)
 
 
 def described(options: Any) -> Any:

@@ -260,7 +260,7 @@ def test_bad_input_is_one_line(call: Call, here: Path, line: str) -> None:
 def is_out_of_range() -> Iterator[tuple[str, str]]:
     """Yield each option of numbers with a range, and a value that is out of it."""
     for each in chain(fields(GenerationOptions), fields(DecodingOptions)):
-        if each.metadata and each.metadata["least"] is not None:
+        if each.metadata and each.metadata["help"] and each.metadata["least"] is not None:
             yield each.name, str(each.metadata["least"] - 1)
 
 

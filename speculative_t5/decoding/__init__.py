@@ -15,6 +15,7 @@ from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter
 from .faults import RowError
 from .history import TokenHistory
 from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform
+from .logprobs import best_judged
 from .lookup import MAX_NGRAM
 from .loop import (
     PREFETCH_TOKENS,
@@ -41,6 +42,7 @@ from .protocols import (
 from .results import (
     Broadcast,
     FinishReason,
+    Logprob,
     Origin,
     Round,
     Stats,

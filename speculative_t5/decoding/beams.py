@@ -22,7 +22,7 @@ from .faults import RowError, not_a_number
 from .history import TokenHistory
 from .loop import Request, first_context, stop_reasons, token_budget
 from .protocols import LanguageModel, Session
-from .ranking import RANKING_BLOCK
+from .ranking import best_continuations
 from .results import Broadcast, FinishReason, Stats, identity, read
 from .sampling import Groups
 
@@ -152,34 +152,6 @@ def _continuations(session: Session, searches: Sequence[_Search], width: int) ->
 
 
 Candidate = tuple[float, int, int]  # a continuation's score, its beam and its last token
-
-
-def best_continuations(totals: mx.array, count: int) -> mx.array:
-    """Find the best of all beams' continuations.
-
-    Args:
-        totals: Scores of each id after each of a prompt's N beams, (P, N, V) float32.
-        count: How many to find, K.
-
-    Returns:
-        (P, 3 K) int32: the bits of the K largest scores, the largest first; their beams; their ids.
-        Of equal scores the one of the first beam, and then of the first id, comes first. K is less
-        if there are fewer continuations; ids from V on stand for nothing, and have the score -inf.
-    """
-    prompts, _, size = totals.shape
-    padded = size + -size % RANKING_BLOCK
-    totals = mx.pad(totals, [(0, 0), (0, 0), (0, padded - size)], constant_values=-mx.inf)
-    blocks = totals.reshape(prompts, -1, RANKING_BLOCK)
-    # The K best are in the K blocks whose largest are the largest: any other is below K of these.
-    chosen = mx.argsort(-mx.max(blocks, axis=-1), axis=-1)[:, :count]
-    chosen = mx.sort(chosen, axis=-1)
-    pool = mx.take_along_axis(blocks, chosen[..., None], axis=1).reshape(prompts, -1)
-    order = mx.argsort(-pool, axis=-1)[:, :count]
-    scores = mx.take_along_axis(pool, order, axis=-1)
-    first = mx.take_along_axis(chosen, order // RANKING_BLOCK, axis=-1) * RANKING_BLOCK
-    positions = first + order % RANKING_BLOCK
-    found = [mx.view(scores, mx.int32), positions // padded, positions % padded]
-    return mx.concatenate([part.astype(mx.int32) for part in found], axis=-1)
 
 
 def _candidates(search: _Search, found: Sequence[int], model: LanguageModel) -> list[Candidate]:

@@ -18,11 +18,12 @@ from .drafters import Drafter
 from .faults import RowError, why
 from .history import TokenHistory
 from .keys import Keys, output_keys, position_keys, round_keys, verdict_keys
+from .logprobs import judged
 from .outcomes import Outcome
 from .protocols import Encoded, LanguageModel, Session, SharingModel
-from .results import FinishReason, Round, Tally, counters, read
+from .results import FinishReason, Logprob, Round, Tally, as_logprobs, counters, read
 from .sampling import Groups, Sampler
-from .verify import Verifier
+from .verify import Verified, Verifier
 
 SORTED_BATCHES = 4  # batches of prompts to put in order of length
 PREFETCH_TOKENS = 512  # of prompts to encode before there are rows for them
@@ -48,6 +49,8 @@ class RowOptions:
     stop_checker: Callable[[], StopChecker] | None = None  # makes one for the output
     drafts: bool = True  # whether tokens are drafted for the row
     start: int | None = None  # token that the decoder reads first; None is the model's own
+    # The most probable ids to report at each token, with its own probability; None reports neither.
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ class Row:
         self.began = began
         self.stop_checker = options.stop_checker() if options.stop_checker else None
         self.tally = Tally()
+        # Of all that was emitted, if they are asked for.
+        self.logprobs: list[Logprob] | None = None if options.logprobs is None else []
         self.num_right = 0  # tokens in a row, up to now, that drafts got right
         self.finish_reason: FinishReason | None = None
         self.stopped = False  # ended from outside, or because no token can follow
@@ -137,10 +142,9 @@ class Row:
         """The most tokens to draft: a round emits one more."""
         return self.remaining - 1 if self.request.options.drafts else 0
 
-    def emit(
-        self, tokens: list[int], num_accepted: int, num_drafted: int, num_draft: int, now: float
-    ) -> Round:
+    def emit(self, found: Verified, num_drafted: int, num_draft: int, now: float) -> Round:
         """Emit the tokens that stand, unless a cut leaves fewer."""
+        tokens = found.tokens
         if not tokens or tokens[0] < 0:  # in a round of its own: the row may have ended before
             self.stopped, self.broken = True, bool(tokens)
             transform = self.request.options.sampler.transform
@@ -156,7 +160,10 @@ class Row:
                 emitted, self.finish_reason, end_id = emitted[:stand], "stop", None
         self.context += emitted
         self.remaining -= len(emitted)
-        num_accepted = min(num_accepted, len(emitted))
+        num_accepted = min(found.num_accepted, len(emitted))
+        logprobs = found.logprobs[: len(emitted)]
+        if self.logprobs is not None:
+            self.logprobs += logprobs
         self.tally.add(asked, num_drafted, num_accepted, len(emitted))
         accepted_whole = num_accepted > 0 and num_accepted == asked
         self.num_right = self.num_right + len(emitted) if accepted_whole else 0
@@ -165,7 +172,17 @@ class Row:
         output = self.context[self.start :] if reason else []
         if end_id is not None:
             output, emitted = output[:-1], emitted[:-1]
-        return Round(self.index, emitted, num_accepted, stats, reason, output, end_id)
+        return Round(
+            self.index,
+            emitted,
+            num_accepted,
+            stats,
+            reason,
+            output,
+            end_id,
+            logprobs=None if self.logprobs is None else logprobs,
+            output_logprobs=self.logprobs if reason else None,
+        )
 
 
 def cut(tokens: list[int], ends: StopReasons, limit: int) -> tuple[list[int], FinishReason | None]:
@@ -285,7 +302,7 @@ class Batch:
         self._groups = Groups([])
         self._output_keys = mx.zeros((0, 2), dtype=mx.uint32)  # of rows, where any are sampled
         self._async = False  # whether a next pass without a draft may begin before one is read
-        self._next_tokens: mx.array | None = None  # (B, 1) int32, of a pass that was begun early
+        self._begun: mx.array | None = None  # what `_step` gave of a pass that was begun early
 
     def add(self, requests: Sequence[Request]) -> None:
         """Let requests join."""
@@ -338,14 +355,14 @@ class Batch:
         num_right = [row.num_right for row in rows]
         num_draft = plan.schedule.next(1 + max(limits), len(rows))
         with device.turn():  # a stream may have begun in another thread, or before a fork
-            self.watch.begin(begun_early=self._next_tokens is not None)
+            self.watch.begin(begun_early=self._begun is not None)
             contexts = [row.context for row in rows]
             keys = self._draft_keys(num_draft)
             draft = plan.drafter.propose(contexts, num_draft, self._groups, keys)
             if self._async and num_draft == 0:
                 verdicts = self._plain(session)
             else:
-                self._next_tokens = None
+                self._begun = None
                 # Each row by its own limit: its draft is the same whatever its neighbours are.
                 longest = max(draft.lengths)
                 kept = longest if longest == num_draft else plan.schedule.kept(longest)
@@ -353,12 +370,10 @@ class Batch:
                 verdicts = self._verified(session, contexts, draft)
         now = self.watch.seconds()
         done = [
-            row.emit(tokens, num_accepted, length, num_draft, now)
-            for row, (tokens, num_accepted), length in zip(
-                rows, verdicts, draft.lengths, strict=True
-            )
+            row.emit(verdict, length, num_draft, now)
+            for row, verdict, length in zip(rows, verdicts, draft.lengths, strict=True)
         ]
-        lap = self.watch.end(begins_next=self._next_tokens is not None)
+        lap = self.watch.end(begins_next=self._begun is not None)
         # The rows that could use the whole draft.
         whole = [i for i, limit in enumerate(limits) if limit >= num_draft]
         self.outcome = Outcome(
@@ -377,9 +392,7 @@ class Batch:
         self.watch.leave()
         return done
 
-    def _verified(
-        self, session: Session, contexts: Contexts, draft: Draft
-    ) -> list[tuple[list[int], int]]:
+    def _verified(self, session: Session, contexts: Contexts, draft: Draft) -> list[Verified]:
         """Run the target over a draft, and return what stands of it, see `Verifier.verify`."""
         if self._plan.timed:
             read(draft.tokens)
@@ -388,25 +401,36 @@ class Batch:
         keys = self._verdict_keys(draft.tokens.shape[1])
         return self._plan.verifier.verify(session, history, draft, self._groups, keys)
 
-    def _plain(self, session: Session) -> list[tuple[list[int], int]]:
+    def _plain(self, session: Session) -> list[Verified]:
         """Run the target without a draft, and begin the next pass before this one is read."""
-        tokens, self._next_tokens = self._next_tokens, None
-        if tokens is None:
+        found, self._begun = self._begun, None
+        if found is None:
             session.truncate([len(row.context) - 1 for row in self.rows])
             last = [row.context[-1:] for row in self.rows]
-            tokens = self._step(session, mx.array(last, dtype=mx.int32), later=0)
+            found = self._step(session, mx.array(last, dtype=mx.int32), later=0)
         # Of several rows one ends every few rounds, and a pass begun for all would be wasted.
         if len(self.rows) == 1 and self.rows[0].remaining > 1:
-            self._next_tokens = self._step(session, tokens, later=1)
-            mx.async_eval(self._next_tokens)
-        return [(row, 0) for row in read(tokens)]
+            self._begun = self._step(session, found[:, :1], later=1)
+            mx.async_eval(self._begun)
+        return [
+            Verified([token], 0, [] if top is None else as_logprobs([numbers], top))
+            for (token, *numbers), top in zip(read(found), self._groups.tops, strict=True)
+        ]
 
     def _step(self, session: Session, tokens: mx.array, *, later: int) -> mx.array:
-        """Return the tokens after `tokens` (B, 1), (B, 1) int32, `later` rounds from this one."""
-        if self._groups.greedy:  # lenient or not: there is no draft to be lenient about
-            found = session.step_argmax(tokens)
+        """Run the target over `tokens` (B, 1), `later` rounds from this one.
+
+        Returned is (B, 1 + N) int32: the next tokens, and what `judged` has of them, if anything.
+        """
+        groups, top = self._groups, self._groups.top
+        if groups.greedy and not top:  # lenient or not: there is no draft to be lenient about
+            judges = top is not None
+            found = session.step_judged(tokens)[:, 0] if judges else session.step_argmax(tokens)
         else:
-            found = self._groups.choose(session.step(tokens), self._positions(1, later))
+            logits = session.step(tokens)
+            found = groups.choose(logits, None if groups.greedy else self._positions(1, later))
+            if top is not None:
+                found = mx.concatenate([found, judged(logits, found, top)[:, 0]], axis=1)
         return self._plan.verifier.broadcast(found)
 
     def _encode_next(self, waiting: Iterator[Request], batch_size: int) -> bool:
@@ -466,8 +490,11 @@ class Batch:
 
     def _changed(self) -> None:
         """Group the present rows, and forget what was prepared for the previous ones."""
-        self._next_tokens = None  # it was begun for the previous rows, too
-        self._groups = Groups([row.request.options.sampler for row in self.rows])
+        self._begun = None  # it was begun for the previous rows, too
+        every = [row.request.options for row in self.rows]
+        self._groups = Groups(
+            [options.sampler for options in every], [options.logprobs for options in every]
+        )
         if not self._groups.greedy:
             self._output_keys = mx.array(np.stack([output_keys(*row.seed) for row in self.rows]))
         # On a CPU T5's compiled passes leave the host little to do meanwhile.

@@ -97,6 +97,12 @@ class Session(Protocol):
         `best` of the logits finds them, with what marks those that are NaN.
         """
 
+    def step_judged(self, tokens: mx.array) -> mx.array:
+        """Append `tokens`, and return the best ids and how probable they are, (B, L, 2) int32.
+
+        `best_judged` of the logits finds them.
+        """
+
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` positions of each row; idempotent."""
 

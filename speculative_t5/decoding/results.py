@@ -4,9 +4,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import mlx.core as mx
+import numpy as np
 
 # Where processes share a target: returns the ids of the first process in all of them. Machines may
 # round differently, and processes that chose different tokens would go on to run different passes.
@@ -190,6 +191,29 @@ class Tally:
         return Stats(num_draft, num_drafted, num_accepted, self.emitted, seconds)
 
 
+class Logprob(NamedTuple):
+    """How probable a token is by the target: at temperature 1, given all tokens before it.
+
+    Options that change the distribution are left out.
+    """
+
+    value: float  # natural logarithm of the probability
+    top: dict[int, float]  # the most probable ids and theirs, the best first; as many as asked for
+
+
+def as_logprobs(positions: Sequence[Sequence[int]], top: int = 0) -> list[Logprob]:
+    """Read what `judged` has of some positions, 1 + 2 N numbers each, with up to `top` ids."""
+    if not positions:
+        return []
+    numbers = np.array(positions, dtype=np.int32)
+    found = numbers.shape[1] // 2  # ids, which may be more, for a neighbour's sake
+    ids, floats = numbers[:, 1 : 1 + min(top, found)].tolist(), numbers.view(np.float32).tolist()
+    return [
+        Logprob(value, dict(zip(some, others[found:], strict=False)))
+        for some, (value, *others) in zip(ids, floats, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class Round:
     """What one pass of the target gave one row."""
@@ -202,6 +226,9 @@ class Round:
     output: list[int] = field(default_factory=list)  # then: all ids emitted, as in `tokens`
     end_id: int | None = None  # then: the EOS or stop id that ended it, if one did
     error: str | None = None  # why no token can follow; the row has ended without a finish reason
+    # If the row's options ask for them: of `tokens` and `end_id`; in the last round, of all tokens.
+    logprobs: list[Logprob] | None = None
+    output_logprobs: list[Logprob] | None = None
 
 
 def origins_of_round(num_drafted: int, num_accepted: int, emitted: int) -> list[Origin]:

@@ -93,10 +93,12 @@ class Sampler:
 class Groups:
     """The rows of a batch, grouped by their samplers; each group is computed together.
 
-    A row's values are those that it has without its neighbours.
+    A row's values are those that it has without its neighbours. `tops` are how many of the most
+    probable ids each row wants to know at its tokens, besides how probable these are; None if it
+    wants neither, as all do if there are no `tops`.
     """
 
-    def __init__(self, samplers: Sequence[Sampler]) -> None:
+    def __init__(self, samplers: Sequence[Sampler], tops: Sequence[int | None] = ()) -> None:
         found: list[tuple[Sampler, list[int]]] = []
         for row, sampler in enumerate(samplers):
             # Compared and not hashed: a processor of logits may be any callable.
@@ -114,6 +116,8 @@ class Groups:
         self.greedy_rows = [sampler.greedy for sampler in samplers]
         self.greedy = all(self.greedy_rows)
         self.transforms = any(sampler.transform for sampler in samplers)
+        self.tops = tops or [None] * len(samplers)
+        self.top = max((top for top in self.tops if top is not None), default=None)  # for all rows
 
     def transformed(self, logits: mx.array, history: TokenHistory) -> mx.array:
         """Transform each row's logits (B, L, V) as its own sampler does."""

@@ -3,16 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from operator import itemgetter
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
 from .. import device
 from .faults import check_numbers
 from .history import TokenHistory
+from .logprobs import judged
 from .loop import first_context, token_budget
 from .protocols import LanguageModel
+from .results import Logprob, as_logprobs
 from .sampling import Sampler, padded
 
 TOKENS_PER_PASS = 32  # tokens per pass: bounds the memory for logits, and all passes have one shape
@@ -78,26 +79,20 @@ def log_probabilities(
     tokens: Sequence[int],
     top: int = 0,
     first: int | None = None,
-) -> list[tuple[float, dict[int, float]]]:
+) -> list[Logprob]:
     """Return the natural logarithm of a model's probability for each token of an output.
 
-    With each come the `top` most probable ids and theirs, from the most probable on. They are those
-    of temperature 1, whatever the output was decoded with, given all tokens before.
+    With each come the `top` most probable ids and theirs. This takes passes of its own, where
+    `RowOptions.logprobs` has the same from those that decode.
     """
-    found: list[tuple[float, dict[int, float]]] = []
+    found: list[Logprob] = []
     with device.turn():
         for logits, asked, _ in _passes(model, source, tokens, model.info.vocab_size, first):
-            rows = logits[0].astype(mx.float32)
-            rows -= mx.logsumexp(rows, axis=-1, keepdims=True)
-            given: Any = mx.take_along_axis(rows, mx.array(asked)[:, None], axis=-1)[:, 0].tolist()
-            check_numbers(given, "the probabilities", getattr(model, "dtype", None))
-            best: list[dict[int, float]] = [{} for _ in asked]
-            if top:
-                ids = mx.argpartition(-rows, top - 1, axis=-1)[:, :top]
-                values: Any = mx.take_along_axis(rows, ids, axis=-1).tolist()
-                for row, *pair in zip(best, cast(Any, ids.tolist()), values, strict=True):
-                    row.update(sorted(zip(*pair, strict=True), key=itemgetter(1), reverse=True))
-            found += zip(given, best, strict=True)
+            numbers: Any = judged(logits, mx.array([asked], dtype=mx.int32), top).tolist()
+            some = as_logprobs(numbers[0], top)
+            values = (each.value for each in some)
+            check_numbers(values, "the probabilities", getattr(model, "dtype", None))
+            found += some
     return found
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -11,8 +12,9 @@ from .faults import BROKEN_DRAFT
 from .history import NO_TOKEN, TokenHistory
 from .keys import Keys
 from .logits import nothing_allowed
+from .logprobs import judged
 from .protocols import Session
-from .results import Broadcast, identity, read
+from .results import Broadcast, Logprob, as_logprobs, identity, read
 from .rules import (
     Rule,
     Verdict,
@@ -22,6 +24,16 @@ from .rules import (
     token_acceptance,
 )
 from .sampling import Groups
+
+
+class Verified(NamedTuple):
+    """What a round gives a row."""
+
+    # Those accepted, and the next one, which is missing where no token can follow. A row whose
+    # logits are NaN has what marks them alone, in the round that begins there.
+    tokens: list[int]
+    num_accepted: int
+    logprobs: list[Logprob] = []  # of `tokens`, if they are wanted
 
 
 @dataclass(frozen=True)
@@ -34,51 +46,78 @@ class Verifier:
 
     def verify(
         self, session: Session, history: TokenHistory, draft: Draft, groups: Groups, keys: Keys
-    ) -> list[tuple[list[int], int]]:
+    ) -> list[Verified]:
         """Run the target over each row's last token and its draft, and read the verdicts.
 
         `keys` are one for each drafted token and one for the next, (B, K + 1, 2): by the coupled
         rule those of their positions in the output, which the draft was sampled with as well; by
         the others `verdict_keys`.
-
-        Returns:
-            For each row the accepted tokens with the next one, which is missing where no token can
-            follow, and the number of accepted ones. A row whose logits are NaN has what marks them
-            alone, in the round that begins there.
         """
-        contexts = history.contexts
-        session.truncate([len(context) - 1 for context in contexts])
-        tokens = mx.array([[context[-1]] for context in contexts], dtype=mx.int32)
-        if draft.tokens.shape[1]:
-            tokens = mx.concatenate([tokens, draft.tokens], axis=1)
-        parts = [draft.tokens]
-        if groups.greedy and self.delta == 0 and not groups.transforms:
-            parts.append(session.step_argmax(tokens))
-        else:
-            logits = groups.transformed(session.step(tokens), history)
-            if self.is_coupled or any(groups.greedy_rows):
-                parts.append(self.choices(draft, logits, groups, keys))
-            if keys is not None and not self.is_coupled:
-                parts.append(mx.stack([*self.verdict(draft, logits, groups, keys)], axis=1))
-        # A single wait for all that the host has to know: of each row its draft (K), the choices
-        # (K + 1) if any row goes by those, and a verdict (2) if any row goes by that.
-        rows = read(self.broadcast(mx.concatenate(parts, axis=1)))
-        width, found = draft.tokens.shape[1], []
-        for row, length, is_greedy in zip(rows, draft.lengths, groups.greedy_rows, strict=True):
+        session.truncate([len(context) - 1 for context in history.contexts])
+        last = [[context[-1]] for context in history.contexts]
+        tokens = mx.concatenate([mx.array(last, dtype=mx.int32), draft.tokens], axis=1)
+        parts, said = self._run(session, tokens, history, draft, groups, keys)
+        width, size = draft.tokens.shape[1], 0
+        if said is not None:
+            size = said.shape[2]
+            parts.append(said.flatten(1))
+        # A single wait for all that the host has to know.
+        rows, found = read(self.broadcast(mx.concatenate(parts, axis=1))), []
+        start = len(rows[0]) - (width + 1) * size  # of what is said of probabilities
+        for row, length, is_greedy, wanted in zip(
+            rows, draft.lengths, groups.greedy_rows, groups.tops, strict=True
+        ):
             if is_greedy or self.is_coupled:
                 choices = row[width : 2 * width + 1]
                 num_accepted = num_agreed(row[:length], choices)
                 next_token = choices[num_accepted]
             else:
-                num_accepted, next_token = row[-2:]
+                num_accepted, next_token = row[start - 2 : start]
             if next_token == BROKEN_DRAFT:  # what was accepted would not be exact
                 num_accepted = 0
             emitted = row[:num_accepted]
             # What marks NaN waits for the round that begins there.
             if next_token > NO_TOKEN or (next_token < NO_TOKEN and not emitted):
                 emitted.append(next_token)
-            found.append((emitted, num_accepted))
+            logprobs: list[Logprob] = []
+            if wanted is not None:
+                places = range(start, start + size * len(emitted), size)
+                logprobs = as_logprobs([row[at : at + size] for at in places], wanted)
+            found.append(Verified(emitted, num_accepted, logprobs))
         return found
+
+    def _run(
+        self,
+        session: Session,
+        tokens: mx.array,
+        history: TokenHistory,
+        draft: Draft,
+        groups: Groups,
+        keys: Keys,
+    ) -> tuple[list[mx.array], mx.array | None]:
+        """Run the target over `tokens`, and return what the host has to know, all of it int32.
+
+        The first are, of each row, its draft (B, K), the choices (B, K + 1) if any row goes by
+        those, and a verdict (B, 2) if any row goes by that. The second is what `judged` has of what
+        is emitted at each position, (B, K + 1, N), if any row wants to know.
+        """
+        if groups.greedy and self.delta == 0 and not (groups.transforms or groups.top):
+            if groups.top is None:
+                return [draft.tokens, session.step_argmax(tokens)], None
+            best = session.step_judged(tokens)
+            return [draft.tokens, best[..., 0]], best[..., 1:]
+        own = session.step(tokens)
+        logits, parts = groups.transformed(own, history), [draft.tokens]
+        if self.is_coupled or any(groups.greedy_rows):
+            parts.append(self.choices(draft, logits, groups, keys))
+        emitted = parts[-1]
+        if keys is not None and not self.is_coupled:
+            verdict = self.verdict(draft, logits, groups, keys)
+            parts.append(mx.stack([*verdict], axis=1))
+            sampled = _emitted(draft, verdict)
+            is_greedy = mx.array(groups.greedy_rows)[:, None]
+            emitted = mx.where(is_greedy, emitted, sampled) if any(groups.greedy_rows) else sampled
+        return parts, None if groups.top is None else judged(own, emitted, groups.top)
 
     @property
     def is_coupled(self) -> bool:
@@ -143,3 +182,11 @@ def num_agreed(drafted: Sequence[int], choices: Sequence[int]) -> int:
     return next(
         (i for i, (token, best) in enumerate(pairs) if token != best or token < 0), len(drafted)
     )
+
+
+def _emitted(draft: Draft, verdict: Verdict) -> mx.array:
+    """Return the tokens of a draft (B, K) with the next one after those accepted, (B, K + 1)."""
+    positions = mx.arange(draft.tokens.shape[1] + 1)
+    tokens = mx.pad(draft.tokens, [(0, 0), (0, 1)])
+    is_next = positions == verdict.num_accepted[:, None]
+    return mx.where(is_next, verdict.next_token[:, None], tokens)

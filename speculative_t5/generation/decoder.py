@@ -14,7 +14,7 @@ import mlx.core as mx
 from .. import decoding, device
 from .._version import __version__
 from ..checkpoints import as_dtype, default_type_of, dtype_name, load, locate, named_draft
-from ..decoding import Indexed, LanguageModel
+from ..decoding import Indexed, LanguageModel, Logprob
 from ..distributed import ProcessGroup
 from ..options import OptionError, check_integer, takes
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
@@ -303,11 +303,11 @@ class SpeculativeDecoder:
         top: int = 0,
         *,
         decoder_start_token_id: int | None = None,
-    ) -> list[tuple[float, dict[int, float]]]:
-        """Return the natural logarithm of the target's probability for each token of an output.
+    ) -> list[Logprob]:
+        """Return how probable each token of any output is by the target, which reads it for that.
 
-        `source` are the ids of a prompt. With each come the `top` most probable ids and theirs. All
-        are those of temperature 1, given all tokens before.
+        `source` are the ids of a prompt, and `top` is how many of the most probable ids to report
+        at each token. With the option `logprobs` outputs come with the same, without another pass.
         """
         start = decoder_start_token_id
         return decoding.log_probabilities(self.model, source, tokens, top, start)

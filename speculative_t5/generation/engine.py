@@ -116,6 +116,7 @@ class Engine:
             stop_checker,
             options.speculative,
             start,
+            0 if options.scores and options.logprobs is None else options.logprobs,
         )
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:
@@ -167,9 +168,8 @@ class Engine:
             results = decoding.beam_search(self.model, requests, beams, searches, self._broadcast)
             return ((done.index, outputs.best_beam(done, self.tokenizer)) for done in results)
         several, count = None, options.num_return_sequences
-        if options.scores or count > 1:
-            model, start = self.model if options.scores else None, options.decoder_start_token_id
-            several = outputs.Several(count, model, start)
+        if count > 1:
+            several = outputs.Several(count)
             prompts = several.repeated(prompts)
         rounds = self.rounds(prompts, options, batch_size)
         return self._outputs(rounds, options, several)
@@ -179,7 +179,8 @@ class Engine:
     ) -> Iterator[tuple[int, Generation]]:
         for done in rounds:
             if done.finish_reason:
-                made = outputs.as_generation(done, options.detokenizer(self.tokenizer))
+                detokenizer = options.detokenizer(self.tokenizer)
+                made = outputs.as_generation(done, detokenizer, scores=options.scores)
                 if several:
                     yield from several.gathered(done, made)
                 else:

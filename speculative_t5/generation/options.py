@@ -40,6 +40,7 @@ for_sampling, for_output, for_constraints, for_beam_search = (
 )
 
 USUAL_BATCH_SIZE, MAX_BATCH_SIZE = 16, 2**16  # prompts side by side
+MAX_LOGPROBS = 100  # ids at each token
 # Options that change logits.
 CONSTRAINT_OPTIONS = (
     "repetition_penalty",
@@ -180,7 +181,14 @@ class GenerationOptions:
     scores: bool = for_output(
         False,
         "Also give the logarithm of each output's probability.",
-        python="Also give the logarithm of each output's probability, by one more pass over it.",
+        python="Also give the logarithm of each output's probability, as `Generation.score`.",
+    )
+    logprobs: int | None = python_option(
+        None,
+        "Also give how probable each token is by the target, as `Generation.logprobs`, and as many "
+        "of the most probable ids in its place.",
+        least=0,
+        most=MAX_LOGPROBS,
     )
     num_beams: int = for_beam_search(
         1, "Width of a beam search, which uses no draft; 1 is no search.", least=1
@@ -270,6 +278,11 @@ class GenerationOptions:
             raise OptionError(
                 "{num_beams} is {}, and a beam search has no stop strings: leave out {num_beams} "
                 "or {stop}",
+                self.num_beams,
+            )
+        if self.logprobs is not None:
+            raise OptionError(
+                "{num_beams} is {}, and a beam search has no {logprobs}: leave out one of them",
                 self.num_beams,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,11 +12,10 @@ from ..decoding import (
     BeamResult,
     FinishReason,
     Indexed,
-    LanguageModel,
+    Logprob,
     Origin,
     Round,
     Stats,
-    log_probabilities,
     origins_of_round,
 )
 from ..tokenizers import Detokenizer, Tokenizer, pieces
@@ -33,6 +33,8 @@ class Chunk:
     finish_reason: FinishReason | None = None
     pieces: tuple[str, ...] = ()  # of each token; empty where a character is not complete yet
     end_id: int | None = None  # the EOS or stop id that ended the output, in the last chunk
+    # Of each of `tokens`, and then of `end_id`, if the option `logprobs` was set.
+    logprobs: tuple[Logprob, ...] | None = field(default=None, hash=False)
 
     @property
     def origins(self) -> list[Origin]:
@@ -54,10 +56,12 @@ class Generation:
     pieces: tuple[str, ...] = ()  # the text of each token; none without a tokenizer
     # p and q of each token if `probabilities` was set, see `Token`.
     probabilities: tuple[tuple[float, float | None], ...] | None = None
-    # The natural logarithm of its probability if `scores` was set, EOS included, by the target
-    # alone: at temperature 1, and without options that change the distribution. After a beam
-    # search, what beams were ranked by.
+    # The natural logarithm of its probability if `scores` was set: the sum of `Logprob.value`, EOS
+    # included. After a beam search, what beams were ranked by.
     score: float | None = None
+    # Of each of `tokens`, and then of EOS or the stop id that ended it, if `logprobs` or `scores`
+    # was set.
+    logprobs: tuple[Logprob, ...] | None = field(default=None, hash=False)
     # The other outputs if `num_return_sequences` is above 1: samples in their order, beams from
     # better to worse.
     alternatives: tuple[Generation, ...] = ()
@@ -190,27 +194,33 @@ def as_chunk(done: Round, detokenizer: Detokenizer | None) -> Chunk:
         done.finish_reason,
         parts,
         done.end_id,
+        None if done.logprobs is None else tuple(done.logprobs),
     )
 
 
-def as_generation(done: Round, detokenizer: Detokenizer | None) -> Generation:
+def as_generation(
+    done: Round, detokenizer: Detokenizer | None, *, scores: bool = False
+) -> Generation:
     """Return the output that has ended with a round; without a detokenizer its text is empty."""
     assert done.finish_reason is not None
     parts = pieces(done.output, detokenizer, end=True) if detokenizer else ()
-    return Generation("".join(parts), done.output, done.finish_reason, done.stats, parts)
+    text, found = "".join(parts), done.output_logprobs
+    made = Generation(text, done.output, done.finish_reason, done.stats, parts)
+    if found is None:
+        return made
+    score = math.fsum(each.value for each in found) if scores else None
+    return replace(made, logprobs=tuple(found), score=score)
 
 
 class Several:
-    """Asks for several outputs of each prompt, and puts them together with their scores.
+    """Asks for several outputs of each prompt, and puts them together.
 
-    Output j of prompt i gets the index `count` * i + j, which its samples depend on. Scores are by
-    the model, if one is given.
+    Output j of prompt i gets the index `count` * i + j, which its samples depend on.
     """
 
-    def __init__(self, count: int, model: LanguageModel | None, start: int | None = None) -> None:
-        self._count, self._model, self._start = count, model, start
-        # By index, the prompt and the outputs that have come.
-        self._waiting: dict[int, tuple[Sequence[int], dict[int, Generation]]] = {}
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._waiting: dict[int, dict[int, Generation]] = {}  # by index, outputs that have come
 
     def repeated(self, prompts: Iterable[Indexed]) -> Iterator[Indexed]:
         """Yield each prompt as often as outputs are wanted."""
@@ -220,18 +230,14 @@ class Several:
                     f"two prompts have the index {index}, and outputs could be mixed up: give each "
                     "its own"
                 )
-            self._waiting[index] = source, {}
+            self._waiting[index] = {}
             for j in range(self._count):
                 yield self._count * index + j, source
 
     def gathered(self, done: Round, made: Generation) -> Iterator[tuple[int, Generation]]:
         """Yield the first output of a prompt, which has the others with it, when all have come."""
         index, place = divmod(done.index, self._count)
-        source, group = self._waiting[index]
-        if self._model:
-            end = [] if done.end_id is None else [done.end_id]
-            each = log_probabilities(self._model, source, [*done.output, *end], first=self._start)
-            made = replace(made, score=sum(value for value, _ in each))
+        group = self._waiting[index]
         group[place] = made
         if len(group) == self._count:
             del self._waiting[index]

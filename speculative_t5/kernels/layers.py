@@ -144,7 +144,7 @@ class FusedHead(t5.Head):
         matrix = _matrix(output)
         if self.cap is not None or matrix is None or not (_is_norm(norm) and _usable(x)):
             return super().__call__(kind, x, norm, output, size)
-        run = library.logits if kind == "logits" else library.best
+        run = {"logits": library.logits, "argmax": library.best, "judged": library.judged}[kind]
         scores: mx.array = run(x, norm.weight, matrix, self.scale, norm.eps, size)
         return scores
 

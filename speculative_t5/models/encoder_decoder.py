@@ -150,8 +150,9 @@ class CompiledDecoder:
     ) -> tuple[mx.array, list[mx.array]]:
         """Run the decoder over new tokens (B, L) int32; the arrays are as in `DecoderStack`.
 
-        Returned are the logits (B, L, V) of what follows each token, or the best ids (B, L) int32,
-        over the first `vocab_size` ids or all; and the cache with the new positions.
+        Returned are the logits (B, L, V) of what follows each token, the best ids (B, L) int32, or
+        those as `best_judged` has them, (B, L, 2) int32, over the first `vocab_size` ids or all;
+        and the cache with the new positions.
         """
         functions = self._functions.by_shape
         _, num_sources, _, source_width, _ = sources[0].shape
@@ -219,7 +220,7 @@ class CompiledModel(nn.Module):
     def score(
         self, kind: HeadOutput, x: mx.array, vocab_size: int | None, output: nn.Module | None = None
     ) -> mx.array:
-        """Return logits or the best ids, (B, L) int32, by the model's matrix or by `output`."""
+        """Return logits or the best ids, see `Head`, by the model's matrix or by `output`."""
         output = self.output if output is None else output
         size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
         scores: mx.array = self.head(kind, x, self.decoder.norm, output, size)

@@ -10,7 +10,7 @@ import mlx.core as mx
 from .cache import EncodedPrompt, KVCache, SourceCache
 
 Prompts = Sequence[Sequence[int]]  # source ids, EOS included
-HeadOutput = Literal["logits", "argmax"]
+HeadOutput = Literal["logits", "argmax", "judged"]
 
 
 class DecoderPasses(Protocol):
@@ -63,6 +63,9 @@ class T5Session:
 
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         return self._run("argmax", tokens, vocab_size)
+
+    def step_judged(self, tokens: mx.array) -> mx.array:
+        return self._run("judged", tokens, None)
 
     def _run(self, kind: HeadOutput, tokens: mx.array, vocab_size: int | None) -> mx.array:
         """Run the decoder over new tokens, in one pass or, if they have a width, in several."""

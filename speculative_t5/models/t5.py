@@ -10,7 +10,7 @@ from copy import copy
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..decoding import best
+from ..decoding import best, best_judged
 from .cache import resized, write
 from .config import Activation, T5Config
 from .encoder_decoder import DecoderStack, EncoderDecoder
@@ -286,9 +286,9 @@ class Head(nn.Module):
     def __call__(
         self, kind: HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
     ) -> mx.array:
-        """Score the first `size` ids: (B, L, d_model) -> logits (B, L, size), or ids (B, L).
+        """Score the first `size` ids: (B, L, d_model) -> logits (B, L, size), or the best ids.
 
-        Where logits are NaN there is no id, but what marks them (`decoding.best`).
+        Those are (B, L) as `best` finds them, or (B, L, 2) as `best_judged` does.
         """
         x = norm(x) if self.scale == 1 else norm(x) * self.scale
         if isinstance(output, nn.Linear | nn.Embedding) and "bias" not in output:
@@ -297,7 +297,9 @@ class Head(nn.Module):
             project = output.as_linear if hasattr(output, "as_linear") else output
             logits = project(x)[..., :size]
         logits = self.capped(logits)
-        return logits if kind == "logits" else best(logits)
+        if kind == "logits":
+            return logits
+        return best(logits) if kind == "argmax" else best_judged(logits)
 
 
 class T5(EncoderDecoder):

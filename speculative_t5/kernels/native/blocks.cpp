@@ -366,7 +366,8 @@ class Linear : public WithMatrix {
 };
 
 // Inputs: x, the norm's weight, and the head's matrix, of which the first rows are used. The output
-// is logits, or the best ids.
+// is logits (B, L, V); the best ids (B, L); or judged ones, each with the bits of the logarithm of its
+// probability (B, L, 2).
 class Head : public WithMatrix {
  public:
   Head(mx::Stream stream, const Kind& kind, float epsilon, float scale, int num_ids)
@@ -378,10 +379,10 @@ class Head : public WithMatrix {
     const auto& x = inputs[0];
     auto& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
-    bool best = out.dtype() == mx::int32;
+    bool best = out.dtype() == mx::int32, judges = best && out.ndim() == 3;
     layer_head h{data_in_order(x, X_ORDER), inputs[1].data<float>(), epsilon_, scale_,
                  x.shape(0) * x.shape(1), x.shape(2), num_ids_, read_matrix(inputs),
-                 best ? nullptr : out.data<float>(), best ? out.data<int>() : nullptr};
+                 best ? nullptr : out.data<float>(), best ? out.data<int>() : nullptr, judges};
     mx::cpu::get_command_encoder(stream()).dispatch(
         [h, f = functions] { f->head(&h, Workspace(f->head_memory(&h))); });
   }
@@ -549,8 +550,10 @@ mx::array linear(const mx::array& x, const Matrix& weight) {
                    std::move(inputs));
 }
 
+enum class HeadOutput { logits, best, judged };
+
 mx::array head_of(const mx::array& x, const mx::array& norm, const Matrix& weight, float scale,
-                  float epsilon, int num_ids, bool best) {
+                  float epsilon, int num_ids, HeadOutput output) {
   check(functions, "not initialized");
   check(x.dtype() == mx::float32 && norm.dtype() == mx::float32, "x and norm have to be float32");
   check(x.ndim() == 3 && norm.ndim() == 1 && norm.shape(0) == x.shape(2) &&
@@ -558,11 +561,11 @@ mx::array head_of(const mx::array& x, const mx::array& norm, const Matrix& weigh
         "x is (B, L, d), the norm (d,), the weight (V, d)");
   check(num_ids > 0 && num_ids <= weight.outputs, "num_ids is more than the ids of the weight");
   mx::Shape shape{x.shape(0), x.shape(1)};
-  if (!best)
-    shape.push_back(num_ids);
+  if (output != HeadOutput::best)
+    shape.push_back(output == HeadOutput::logits ? num_ids : 2);
   Arrays inputs{x, in_order(norm)};
   append(inputs, weight);
-  return mx::array(shape, best ? mx::int32 : mx::float32,
+  return mx::array(shape, output == HeadOutput::logits ? mx::float32 : mx::int32,
                    std::make_shared<Head>(here(), weight, epsilon, scale, num_ids),
                    std::move(inputs));
 }
@@ -603,10 +606,14 @@ NB_MODULE(_blocks, m) {
   m.def("embed", &embed);
   m.def("logits", [](const mx::array& x, const mx::array& norm, const Matrix& weight,
                      float scale, float epsilon, int num_ids) {
-    return head_of(x, norm, weight, scale, epsilon, num_ids, false);
+    return head_of(x, norm, weight, scale, epsilon, num_ids, HeadOutput::logits);
   });
   m.def("best", [](const mx::array& x, const mx::array& norm, const Matrix& weight, float scale,
                    float epsilon, int num_ids) {
-    return head_of(x, norm, weight, scale, epsilon, num_ids, true);
+    return head_of(x, norm, weight, scale, epsilon, num_ids, HeadOutput::best);
+  });
+  m.def("judged", [](const mx::array& x, const mx::array& norm, const Matrix& weight, float scale,
+                     float epsilon, int num_ids) {
+    return head_of(x, norm, weight, scale, epsilon, num_ids, HeadOutput::judged);
   });
 }

@@ -16,6 +16,7 @@ typedef struct {
     float (*exponentials)(float *x, int count);
     void (*activate)(float *x, const float *gated, int count, enum layer_activation how);
     int (*best)(const float *x, int count);
+    float (*sum_of_exponentials)(const float *x, int count, float max);
 } row_functions;
 
 #if defined(__x86_64__)
@@ -381,13 +382,21 @@ static void keys_values(const layer_source *s, float *memory)
 
 typedef struct {
     const float *logits;
-    int num_ids, *best;
+    int num_ids, judges, *best;
 } best_job;
 
 static void best_part(const void *context, int i)
 {
     const best_job *j = context;
-    j->best[i] = rows()->best(j->logits + (size_t)i * (size_t)j->num_ids, j->num_ids);
+    const float *logits = j->logits + (size_t)i * (size_t)j->num_ids;
+    int *found = j->best + (size_t)i * (j->judges ? 2 : 1);
+    found[0] = rows()->best(logits, j->num_ids);
+    if (!j->judges)
+        return;
+    float logprob = NAN;
+    if (found[0] != LAYER_NAN)
+        logprob = -logf(rows()->sum_of_exponentials(logits, j->num_ids, logits[found[0]]));
+    memcpy(found + 1, &logprob, sizeof logprob);
 }
 
 typedef struct {
@@ -418,7 +427,7 @@ static void head(const layer_head *h, float *memory)
     multiply(s.normed, h->d_model, &h->weight, h->count, h->num_ids, h->d_model, h->scale, 0,
              s.logits);
     if (!h->logits) {
-        best_job j = {s.logits, h->num_ids, h->best};
+        best_job j = {s.logits, h->num_ids, h->judges, h->best};
         products_share(best_part, &j, h->count);
     }
 }

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define LAYERS_VERSION 6 /* of this interface */
+#define LAYERS_VERSION 7 /* of this interface */
 #define LAYER_NAN (-2)   /* in place of an id whose logits are NaN, as in decoding/faults.py */
 
 typedef struct {
@@ -69,7 +69,8 @@ typedef struct {
     int num_keys;            /* T, at least the length */
 } layer_source;
 
-/* What comes after the last layer: logits = scale * norm(x) weight^T, or their best ids. */
+/* What comes after the last layer: logits = scale * norm(x) weight^T, or their best ids, which may
+ * be judged: each is followed by the logarithm of its probability, a float. */
 typedef struct {
     const float *x;    /* (N, d) */
     const float *norm; /* (d,) */
@@ -77,7 +78,8 @@ typedef struct {
     int count, d_model, num_ids;
     matrix weight;       /* (num_ids, d) */
     float *logits;       /* (N, num_ids), or NULL: */
-    int *best;           /* (N,), the first of equals; LAYER_NAN */
+    int *best;           /* (N,) or, if judged, (N, 2); the first of equals; LAYER_NAN */
+    int judges;
 } layer_head;
 
 /* Each layer comes with how many floats of memory it works in. */

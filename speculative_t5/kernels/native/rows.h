@@ -161,8 +161,21 @@ static TARGET int NAME(best)(const float *x, int count)
     return LAYER_NAN;
 }
 
+/* The sum of exp(x - max), for the greatest of x. */
+static TARGET float NAME(sum_of_exponentials)(const float *x, int count, float max)
+{
+    VEC total = {0};
+    int i = 0;
+    for (; i + WIDTH <= count; i += WIDTH)
+        total += NAME(exp)(LOAD(x + i) - max);
+    float sum = NAME(sum)(total);
+    for (; i < count; i++)
+        sum += expf(x[i] - max);
+    return sum;
+}
+
 static const row_functions NAME(rows) = {NAME(norm), NAME(exponentials), NAME(activate),
-                                         NAME(best)};
+                                         NAME(best), NAME(sum_of_exponentials)};
 
 #undef VEC
 #undef INTS
