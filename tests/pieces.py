@@ -55,6 +55,7 @@ class Scripted:
         speculative: bool = True,
         num_beams: int = 1,
         num_return_sequences: int = 1,
+        logprobs: int | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         requests = list(prompts)
         self.limits += [max_tokens] * bool(requests)

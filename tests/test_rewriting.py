@@ -5,6 +5,7 @@ Random Markdown keeps its structure, as markdown-it reads it, whatever a model m
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -146,6 +147,22 @@ def test_outputs_that_the_model_is_not_sure_of_are_not_used(shipped: Speculative
         f"a token of its output has a probability of {rounded_down(p, 4)}, which is below 1"
         for p in lowest.values()
     ]
+
+
+def test_how_sure_the_model_is_takes_no_pass_of_its_own(
+    shipped: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[int] = []
+    start = type(shipped.model).start
+
+    def counted(self: Any, prompts: Sequence[Any], **keywords: Any) -> Any:
+        starts.append(len(prompts))
+        return start(self, prompts, **keywords)
+
+    monkeypatch.setattr(type(shipped.model), "start", counted)
+    plain = SpeculativeDecoder(shipped.model, None, shipped.tokenizer)
+    done = plain.rewrite("He go home. It is sad. I saw teh red.", min_probability=1.0)
+    assert [piece.status for piece in done.pieces] == ["kept", "same", "kept"] and starts == [3]
 
 
 @pytest.mark.cpu

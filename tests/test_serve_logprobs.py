@@ -1,5 +1,7 @@
 """Probabilities of tokens over HTTP, in the protocol of OpenAI, spoken by its own client."""
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,8 +71,26 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> N
     assert whole and whole.content
     streamed: list[Any] = []
     for event in client.chat.completions.create(**CHAT, stream=True):
-        streamed += (event.choices[0].logprobs and event.choices[0].logprobs.content) or []
+        choice = event.choices[0]
+        added = (choice.logprobs and choice.logprobs.content) or []
+        assert "".join(each.token for each in added) == (choice.delta.content or "")
+        streamed += added
     assert [t.model_dump() for t in streamed] == [t.model_dump() for t in whole.content]
+
+
+def test_logprobs_come_with_the_rounds_of_a_stream() -> None:
+    """Nothing is held back until the output has ended, and nothing is decoded a second time."""
+    plain = SpeculativeDecoder.from_pretrained("correct-base", None)
+    with serving(Service(lambda: plain), model="correct-base") as running:
+        fields = {"prompt": LOGGED, "stream": True, "logprobs": 1, "max_tokens": 400}
+        fields |= {"min_tokens": 400, "temperature": 1.0, "seed": 1}
+        with running.client.stream("POST", "/v1/completions", json=fields) as response:
+            lines = (line for line in response.iter_lines() if line)
+            first = json.loads(next(lines).removeprefix("data: "))
+            assert first["choices"][0]["logprobs"]["token_logprobs"]
+            emitted = "speculative_t5_emitted_total"
+            (now,) = re.findall(rf"^{emitted} (\d+)", running.client.get("/metrics").text, re.M)
+            assert int(now) < 300, "the first event is there before the output has ended"
 
 
 def test_samples_have_logprobs_of_their_own_and_only_if_asked(client: openai.OpenAI) -> None:

@@ -10,7 +10,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from ..decoding import Stats, total
+from ..decoding import Logprob, Stats, total
 from ..errors import check_utf8, count, rounded_down
 from ..generation import TRANSFORMERS_NAMES, BatchOptions, Generation
 from ..options import OptionError, check_options, described, option, python_option, takes
@@ -324,7 +324,11 @@ class Document:
 
         The options are checked at the call.
         """
-        keywords: dict[str, Any] = {"batch_size": batch_size, "speculative": speculative}
+        keywords: dict[str, Any] = {
+            "batch_size": batch_size,
+            "speculative": speculative,
+            "logprobs": 0 if self.options.min_probability else None,
+        }
         self._decoder.check_batch(BatchOptions(**keywords))
 
         def pieces() -> Iterator[Piece]:
@@ -400,6 +404,7 @@ class Document:
                     "num_beams": RETRY_BEAMS,
                     "num_return_sequences": RETRY_BEAMS,
                     "speculative": False,
+                    "logprobs": None,
                 }
                 best = dict(self._decoded([part], **(keywords | search)))[part]
                 again = self._first_good(part, again, [best, *best.alternatives], "by beams")
@@ -477,8 +482,10 @@ class Document:
         """Say how unsure the target is of an output, if it is too unsure."""
         if not (least := self.options.min_probability):
             return None
-        found = self._decoder.log_probabilities(part.ids, done.tokens)
-        lowest = math.exp(min((value for value, _ in found), default=0.0))
+        found: Sequence[Logprob] | None = done.logprobs
+        if found is None:  # a beam, or several outputs as one
+            found = self._decoder.log_probabilities(part.ids, done.tokens)
+        lowest = math.exp(min((each.value for each in found[: len(done.tokens)]), default=0.0))
         if lowest >= least:
             return None
         shown, bound = rounded_down(lowest, 4), repr(float(least)).removesuffix(".0")
@@ -508,5 +515,6 @@ def _as_one_output(outputs: Sequence[Generation]) -> Generation:
         text=" ".join(each.text.strip() for each in outputs),
         tokens=[token for each in outputs for token in each.tokens],
         finish_reason=ends[0] if ends else "eos",
+        logprobs=None,
         stats=_sum(*(each.stats for each in outputs)),
     )

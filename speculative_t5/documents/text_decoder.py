@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from ..decoding import Logprob
 from ..generation import BatchOptions, Generation
 from ..tokenizers import Source
 
@@ -49,6 +50,7 @@ class TextDecoder(Protocol):
         speculative: bool = ...,
         num_beams: int = ...,
         num_return_sequences: int = ...,
+        logprobs: int | None = ...,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield index and output for pairs of an index and ids, in any order."""
 
@@ -58,7 +60,5 @@ class TextDecoder(Protocol):
     def fit(self, prompt: str, /) -> Source:
         """Encode a part; ValueError is raised if it is longer than the model reads."""
 
-    def log_probabilities(
-        self, source: Sequence[int], tokens: Sequence[int]
-    ) -> list[tuple[float, dict[int, float]]]:
-        """Return the natural logarithm of each token's probability, given the ids of a part."""
+    def log_probabilities(self, source: Sequence[int], tokens: Sequence[int]) -> list[Logprob]:
+        """Return how probable each token of any output is, given the ids of a part."""

@@ -263,18 +263,11 @@ class Endpoints(Collector):
             if added:
                 if not any(answer.chunks):
                     self._first_token.observe(time.monotonic() - began)
-                number, chunk = added
-                answer.chunks[number].append(chunk)
-            if write and not (added and answer.top is not None):
+                await answer.add(*added)
+            if write:
                 events = answer.round(*added) if added else PING_EVENT
                 if answer.call.left:
                     await write(events)
-        if answer.top is not None:  # all rounds come with the end
-            await answer.explain()
-        if write and answer.top is not None:
-            events = "".join(
-                answer.round(i, chunk) for i, each in enumerate(answer.chunks) for chunk in each
-            )
         self._whole_request.observe(time.monotonic() - began)
         return events
 

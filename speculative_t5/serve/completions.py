@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..generation import Chunk
@@ -38,17 +40,18 @@ class Completion:
         prompts: list[Prompt] | None = None,
     ) -> None:
         options = requests.parse_options(fields, settings.defaults, draw_seeds=settings.draw_seeds)
-        self._service, self._samples = service, options.num_return_sequences
-        self.top = requests.number_of_top(fields, chat=self.field == "messages")
+        top = requests.number_of_top(fields, chat=self.field == "messages")
+        options = replace(options, logprobs=top)
         found = prompts or self.prompts(fields, service)
         self.call = service.submit(found, options, self.field)
         self.chunks: list[list[Chunk]] = [[] for _ in range(self.call.left)]
         self.streams = fields.get("stream", False)
         self._closes = fields.get("stream_options", {}).get("include_usage")
-        self._start = options.decoder_start_token_id
-        # Of each output, if they are asked for.
-        self._explained: list[list[logprobs.ScoredToken]] = []
-        self._shown = [0] * self.call.left  # tokens of each output in the events so far
+        self._scored: list[logprobs.ScoredOutput] = []  # of each output, if they are asked for
+        if top is not None:
+            tokenizer = service.decoder.tokenizer
+            assert tokenizer is not None
+            self._scored = [logprobs.ScoredOutput(tokenizer) for _ in self.chunks]
         self._traced = fields.get("speculative_t5", False)
         self._about = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
@@ -74,20 +77,18 @@ class Completion:
         """Return what an event has of a part of an output."""
         return {"text": delta.get("content", "")}
 
-    async def explain(self) -> None:
-        """Find how probable the tokens of outputs that have ended are, and which ones are most."""
-        for number, chunks in enumerate(self.chunks):
-            source = self.call.sources[number // self._samples]
-            found = await logprobs.explain(self._service, source, chunks, self.top, self._start)
-            self._explained.append(found)
+    async def add(self, number: int, chunk: Chunk) -> None:
+        """Take what a round adds to an output."""
+        self.chunks[number].append(chunk)
+        if self._scored:  # in a thread: each of the most probable tokens is made text
+            await asyncio.to_thread(self._scored[number].add, chunk)
 
-    def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
-        """Return what is shown of the tokens of some rounds, the next ones of an output."""
-        if self.top is None:
+    def _judged(self, index: int, *, added: bool = False) -> dict[str, Any] | None:
+        """Return how probable an output's tokens are, or those just added, if that is asked for."""
+        if not self._scored:
             return None
-        start = self._shown[index]
-        self._shown[index] += sum(len(chunk.tokens) for chunk in chunks)
-        return self.likely(self._explained[index][start : self._shown[index]])
+        output = self._scored[index]
+        return self.likely(output.added if added else output.tokens)
 
     def whole(self) -> dict[str, Any]:
         """Return the response with all outputs."""
@@ -99,7 +100,7 @@ class Completion:
                 **self.output(text),
                 **self._trace(chunks),
             }
-            choices.append({"index": index, "logprobs": self._logprobs(index, chunks), **own})
+            choices.append({"index": index, "logprobs": self._judged(index), **own})
         return self._about | {"choices": choices, "usage": self._usage()}
 
     def opening(self) -> str:
@@ -109,7 +110,7 @@ class Completion:
     def round(self, index: int, chunk: Chunk) -> str:
         """Return what a stream gets of one round of one output."""
         own = self.part(content=chunk.text) | self._trace([chunk])
-        sent = self._choice(index, **own, logprobs=self._logprobs(index, [chunk]))
+        sent = self._choice(index, **own, logprobs=self._judged(index, added=True))
         if chunk.finish_reason:
             sent += self._choice(
                 index, **self.part(), finish_reason=FINISH_REASONS[chunk.finish_reason]

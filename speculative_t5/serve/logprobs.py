@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..generation import Chunk, SpeculativeDecoder
+from ..generation import Chunk
 from ..tokenizers import Detokenizer, Tokenizer
-from .service import Service
 
 TOKENS_BEFORE = 3  # tokens that decide what text the next one adds
 
@@ -25,47 +22,30 @@ class ScoredToken:
     top: tuple[tuple[str, float], ...]  # the most probable tokens, the best one first
 
 
-async def explain(
-    service: Service,
-    source: Sequence[int],
-    chunks: Sequence[Chunk],
-    top: int | None,
-    start: int | None = None,
-) -> list[ScoredToken]:
-    """Return the tokens of an output that has ended, by one more pass of the target.
+class ScoredOutput:
+    """The tokens of an output, as rounds add them."""
 
-    `start` is its decoder_start_token_id, if the call gave one.
-    """
-    ids = [token for chunk in chunks for token in chunk.tokens]
-    pieces: list[str] = []
-    for chunk in chunks:
-        if chunk.tokens:
-            pieces += chunk.pieces
-        elif pieces:  # it has what was held back
-            pieces[-1] += chunk.text
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokens: list[ScoredToken] = []
+        self.added: list[ScoredToken] = []  # by the last round
+        self._tokenizer, self._ids, self._offset = tokenizer, list[int](), 0
 
-    def score(decoder: SpeculativeDecoder) -> list[tuple[float, dict[int, float]]]:
-        return decoder.log_probabilities(source, ids, top or 0, decoder_start_token_id=start)
-
-    scores = await asyncio.wrap_future(service.compute(score))
-    tokenizer = service.decoder.tokenizer
-    assert tokenizer is not None
-    return await asyncio.to_thread(partial(_tokens, tokenizer, ids, pieces, scores))
-
-
-def _tokens(
-    tokenizer: Tokenizer,
-    ids: Sequence[int],
-    pieces: Sequence[str],
-    scores: Sequence[tuple[float, dict[int, float]]],
-) -> list[ScoredToken]:
-    found, offset = [], 0
-    for i, (piece, (logprob, top)) in enumerate(zip(pieces, scores, strict=True)):
-        before = ids[max(0, i - TOKENS_BEFORE) : i]
-        named = tuple((_text_after(tokenizer, before, token), p) for token, p in top.items())
-        found.append(ScoredToken(piece, offset, logprob, named))
-        offset += len(piece)
-    return found
+    def add(self, chunk: Chunk) -> None:
+        """Take a round, whose chunk has `logprobs`."""
+        self.added = []
+        for token, piece, found in zip(
+            chunk.tokens, chunk.pieces, chunk.logprobs or (), strict=False
+        ):
+            before = self._ids[-TOKENS_BEFORE:]
+            named = tuple(
+                (_text_after(self._tokenizer, before, other), p) for other, p in found.top.items()
+            )
+            self.added.append(ScoredToken(piece, self._offset, found.value, named))
+            self._ids.append(token)
+            self._offset += len(piece)
+        if self.tokens and not chunk.tokens:  # its text is what was held back
+            self.tokens[-1] = replace(self.tokens[-1], text=self.tokens[-1].text + chunk.text)
+        self.tokens += self.added
 
 
 def _text_after(tokenizer: Tokenizer, before: Sequence[int], token: int) -> str:

@@ -60,7 +60,13 @@ OTHER_FIELDS = (
     "model models prompt messages stream stream_options speculative_t5 user logprobs top_logprobs"
 ).split()
 # Options that no field of their own name sets.
-NOT_SET = ("max_new_tokens", "num_return_sequences", "logits_processors", *SWITCHED_OFF)
+NOT_SET = (
+    "max_new_tokens",
+    "num_return_sequences",
+    "logits_processors",
+    "logprobs",  # see `number_of_top`
+    *SWITCHED_OFF,
+)
 # Fields with the options that they set. In chats max_completion_tokens overrides max_tokens.
 OPTION_OF_FIELD = {
     each.name: each.name for each in dataclass_fields(GenerationOptions) if each.name not in NOT_SET

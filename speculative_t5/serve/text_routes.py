@@ -11,6 +11,7 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..decoding import Logprob
 from ..generation import Chunk, Generation, GenerationOptions
 from . import languagetool, libretranslate, requests
 from .bodies import BodyReader
@@ -208,7 +209,7 @@ class TextConversation:
 
     async def _log_probabilities(
         self, source: Sequence[int], tokens: Sequence[int]
-    ) -> list[tuple[float, dict[int, float]]]:
+    ) -> list[Logprob]:
         assert self._service
         found = self._service.compute(lambda made: made.log_probabilities(source, tokens))
         return await asyncio.wrap_future(found)
@@ -219,4 +220,7 @@ def _joined(chunks: Sequence[Chunk]) -> Generation:
     reason = chunks[-1].finish_reason
     assert reason is not None
     tokens = [token for chunk in chunks for token in chunk.tokens]
-    return Generation(text, tokens, reason, chunks[-1].stats)
+    judged = chunks[-1].logprobs is not None
+    logprobs = tuple(each for chunk in chunks for each in chunk.logprobs or ())
+    stats = chunks[-1].stats
+    return Generation(text, tokens, reason, stats, logprobs=logprobs if judged else None)

@@ -8,7 +8,7 @@ and ends the process when its time is over. Messages are pickled tuples that beg
         process: ("key", the API key in the fields)         server: ("reply", None)
         process: ("use", name of a model)                   server: ("reply", Facts)
         process: ("outputs", sources, options)              server: ("reply", list of Generation)
-        process: ("log_probabilities", source, tokens)      server: ("reply", pairs)
+        process: ("log_probabilities", source, tokens)      server: ("reply", list of Logprob)
         process: ("part", part of the answer)               no reply
     process: ("answer", JSON), ("refused", keywords of Refused) or ("failed", lines for the log)
 

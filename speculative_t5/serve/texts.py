@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass
 from typing import Any
 
+from ..decoding import Logprob
 from ..documents import Breaks, Document, RewriteOptions, identifier
 from ..generation import BatchOptions, Generation, GenerationOptions
 from ..tokenizers import PromptEncoder, Source
@@ -89,6 +90,7 @@ class Remote:
         speculative: bool = True,
         num_beams: int = 1,
         num_return_sequences: int = 1,
+        logprobs: int | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield the output for each prompt with its index; see `SpeculativeDecoder.iter_batch`."""
         own = GenerationOptions(
@@ -96,6 +98,7 @@ class Remote:
             speculative=speculative,
             num_beams=num_beams,
             num_return_sequences=num_return_sequences,
+            logprobs=logprobs,
         )
         waiting = [*prompts]
 
@@ -107,11 +110,9 @@ class Remote:
 
         return outputs()
 
-    def log_probabilities(
-        self, source: Sequence[int], tokens: Sequence[int]
-    ) -> list[tuple[float, dict[int, float]]]:
+    def log_probabilities(self, source: Sequence[int], tokens: Sequence[int]) -> list[Logprob]:
         """See `SpeculativeDecoder.log_probabilities`."""
-        found: list[tuple[float, dict[int, float]]] = self._ask("log_probabilities", source, tokens)
+        found: list[Logprob] = self._ask("log_probabilities", source, tokens)
         return found
 
 
