@@ -6,6 +6,9 @@
  * TARGET    attribute of functions that use it
  * MULTIPLY_ADD(a, b, c)  a * b + c, rounded once or twice, but always so: a compiler may choose
  *           anew at each place
+ * READ_ONCE(v)  optional: keeps the compiler from reading a vector from memory for each use
+ * MANY_TILES     optional: from so many tiles of rows on, each is used for many columns while it is
+ *           in the nearest cache, and not the other way round; not measured with AVX-512
  * SUM4      optional: adds up four vectors into four floats
  * SUM8      optional: adds up two times four vectors, each in the order of SUM4
  */
@@ -13,6 +16,9 @@
 typedef float NAME(vec) __attribute__((vector_size(4 * WIDTH), aligned(4)));
 #define VEC NAME(vec)
 #define INLINE static inline __attribute__((always_inline)) TARGET
+#ifndef READ_ONCE
+#define READ_ONCE(v) ((void)0)
+#endif
 #define UNROLL _Pragma("GCC unroll 16") /* sums that are looked up by a variable leave registers */
 
 INLINE void NAME(sum4)(const VEC *a, int count, float *out)
@@ -50,6 +56,14 @@ INLINE void NAME(put_sums)(const product *p, int row, int column, VEC (*sum)[COL
     for (int i = 0; i < rows; i += 2) {
         const int both = i + 1 < rows;
         float total[8];
+#ifdef SUM4
+        if (both && columns == 2) { /* each is summed in the same order, wherever it stands */
+            SUM4(sum[i][0], sum[i][1], sum[i + 1][0], sum[i + 1][1], total);
+            NAME(put)(p, row + i, column, total, 2);
+            NAME(put)(p, row + i + 1, column, total + 2, 2);
+            continue;
+        }
+#endif
 #ifdef SUM8
         if (both && columns == 4) {
             SUM8(sum[i], sum[i + 1], total);
@@ -90,17 +104,20 @@ INLINE void NAME(dots)(const product *p, int row, int column, int rows, int colu
         UNROLL
         for (int j = 0; j < columns; j++)
             sum[i][j] = (VEC){0};
-    for (int k = 0; k < whole; k += WIDTH) {
+    /* Addresses are a pointer and up to two strides: from one pointer, rows took additions each. */
+    const float *upper = a, *lower = rows > 3 ? a + 3 * lda : a, *at = b;
+    for (int k = 0; k < whole; k += WIDTH, upper += WIDTH, lower += WIDTH, at += WIDTH) {
         VEC w[COLUMNS];
         UNROLL
         for (int j = 0; j < columns; j++)
-            w[j] = *(const VEC *)(b + (size_t)j * ldb + k);
+            w[j] = *(const VEC *)(at + (size_t)j * ldb);
         UNROLL
         for (int j = 0; j < num_ahead; j++)
             __builtin_prefetch(ahead + (size_t)j * ldb + k, 0, 1);
         UNROLL
         for (int i = 0; i < rows; i++) {
-            VEC x = *(const VEC *)(a + (size_t)i * lda + k);
+            VEC x = *(const VEC *)((i < 3 ? upper : lower) + (size_t)(i % 3) * lda);
+            READ_ONCE(x);
             UNROLL
             for (int j = 0; j < columns; j++)
                 sum[i][j] = MULTIPLY_ADD(x, w[j], sum[i][j]);
@@ -125,6 +142,8 @@ INLINE void NAME(dots)(const product *p, int row, int column, int rows, int colu
             NAME(dots)(p, row, column, rows, COLUMNS, ahead, COLUMNS);                          \
         else if (num_ahead == 1)                                                                \
             NAME(dots)(p, row, column, rows, COLUMNS, ahead, 1);                                \
+        else if (num_ahead == 0)                                                                \
+            NAME(dots)(p, row, column, rows, COLUMNS, NULL, 0);                                 \
         else                                                                                    \
             NAME(dots)(p, row, column, rows, COLUMNS, ahead, COLUMNS / 2);                      \
     }                                                                                           \
@@ -157,6 +176,18 @@ static TARGET void NAME(dot_columns)(const product *p, int column, int end, int 
     static void (*const one[])(const product *, int, int) = {
         NAME(dot1), NAME(dot2), NAME(dot3), NAME(dot4), NAME(dot5), NAME(dot6)};
     const int tiles = (p->m + ROWS - 1) / ROWS;
+#ifdef MANY_TILES
+    const int span = widened_columns(TILES_SHARE, p->k, COLUMNS);
+    const int whole = tiles < MANY_TILES ? column : end - (end - column) % COLUMNS;
+    for (int last; column < whole; column = last) {
+        last = whole - column < span ? whole : column + span;
+        for (int row = 0, rows; row < p->m; row += rows) {
+            rows = NAME(height)(p->m - row, ROWS);
+            for (int i = column; i < last; i += COLUMNS)
+                many[rows - 1](p, row, i, NULL, 0);
+        }
+    }
+#endif
     const int num_ahead = tiles == 1 ? COLUMNS : tiles < COLUMNS ? COLUMNS / 2 : 1;
     for (; column + COLUMNS <= end; column += COLUMNS) {
         const float *ahead = p->b + (size_t)(column + distance) * (size_t)p->ldb;
@@ -252,3 +283,5 @@ static TARGET void NAME(columns)(const product *p, int column, int end)
 #undef INLINE
 #undef UNROLL
 #undef VEC
+#undef READ_ONCE
+#undef MANY_TILES

@@ -40,6 +40,7 @@ typedef void (*sgemm)(int, int, int, int, int, int, float, const float *, int, c
 #define DIRECT_ROWS 12              /* for more, columns become floats that tiles of rows share */
 #define WIDENED (1 << 12)           /* floats of such columns: a core's nearest cache holds them */
 #define WIDENED_FOR_OTHER (1 << 20) /* the same for another library, which gains by more of them */
+#define TILES_SHARE (1 << 15)       /* floats of b that many tiles of rows read: a core's second cache */
 #define ROUNDED_CHUNK 16            /* rows to round that are worth another thread's attention */
 
 static float from_bits(uint32_t bits)
@@ -147,6 +148,8 @@ static float *thread_memory(int purpose, size_t count)
 #define COLUMNS 2
 #define NAME(f) f##_avx2
 #define TARGET AVX2
+#define READ_ONCE(v) __asm__("" : "+v"(v))
+#define MANY_TILES 3
 #define MULTIPLY_ADD(a, b, c) ((VEC)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define SUM4(a, b, c, d, out) SUM_OF_8S((__m256)(a), (__m256)(b), (__m256)(c), (__m256)(d), out)
 #define HALVES_AT(p) ((VEC)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
@@ -171,6 +174,7 @@ static float *thread_memory(int purpose, size_t count)
 #define COLUMNS 4
 #define NAME(f) f##_avx512
 #define TARGET AVX512
+#define READ_ONCE(v) __asm__("" : "+v"(v))
 #define MULTIPLY_ADD(a, b, c) ((VEC)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define SUM8 SUM_OF_8_16S
 #define SUM4(a, b, c, d, out) SUM_OF_8S(HALVES(a), HALVES(b), HALVES(c), HALVES(d), out)
@@ -205,6 +209,7 @@ static float *thread_memory(int purpose, size_t count)
 #define COLUMNS 2
 #define NAME(f) f##_plain
 #define TARGET
+#define MANY_TILES 3
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #define MULTIPLY_ADD(a, b, c) \
