@@ -297,10 +297,13 @@ def took(work: Callable[[], httpx.Response]) -> tuple[float, httpx.Response]:
 def test_what_only_computes_is_answered_as_far_as_it_went(
     hanging: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others are answered meanwhile, as if there were nothing else."""
+    """Others are answered meanwhile, as if there were nothing else.
+
+    The processes yield to them, and on busy processors take seconds for what comes first.
+    """
     from speculative_t5.serve import text_routes
 
-    monkeypatch.setattr(text_routes, "COMPUTING_SECONDS", 6.0)
+    monkeypatch.setattr(text_routes, "COMPUTING_SECONDS", 15.0)
     assert hanging.post("/v2/check", text="He go home.", language="en").status_code == 200
     with ThreadPoolExecutor() as threads:
         bad = [
@@ -321,14 +324,15 @@ def test_what_only_computes_is_answered_as_far_as_it_went(
             found = each.result().json()
             assert found.get("warnings") == {
                 "incompleteResults": True,
-                "incompleteResultsReason": "it took more than 6 seconds to read",
+                "incompleteResultsReason": "it took more than 15 seconds to read",
             }
             (match,) = found["matches"]
             assert (match["offset"], match["replacements"]) == (3, [{"value": "goes"}])
+    monkeypatch.setattr(text_routes, "COMPUTING_SECONDS", 2.0)
     fields = {"q": "a", "source": "HANGS", "target": "de", "model": "correct-base"}
     translated = hanging.post("/translate", **fields)
     assert translated.status_code == 503
-    assert "more than 6 seconds to read): send it in parts" in translated.json()["error"]
+    assert "more than 2 seconds to read): send it in parts" in translated.json()["error"]
     check_message(translated.json()["error"])
 
 
