@@ -49,6 +49,7 @@ LESS = {  # options added to commands that take minutes
     "doctor": "--only versions",
     "distill": "--steps 2 --batch-tokens 200 --max-tokens 8",
     "bench": f"{BENCH} --prompts prompt.txt",
+    "bench --batch-size": f"{BENCH} --prompts prompt.txt --batch-size 1,2",
     "bench --random": f"{BENCH} --random t5-small:t5-small --source 16 --count 1 --max-tokens 20",
 }
 CHECKED = {  # why they are not run
