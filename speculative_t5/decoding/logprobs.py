@@ -24,10 +24,7 @@ def judged(logits: mx.array, ids: mx.array, top: int = 0) -> mx.array:
         (B, L, 1 + 2 N) int32, N being `top`, or V if that is less.
     """
     batch, length, size = logits.shape
-    logits = logits.astype(mx.float32)
-    # Of large logits, differences from their sum would be rounded as those are.
-    logits = logits - mx.max(logits, axis=-1, keepdims=True)
-    total = mx.log(sum_of(mx.exp(logits)))
+    logits, total = with_total(logits)
     given = mx.take_along_axis(logits, mx.maximum(ids, 0)[..., None], axis=-1)
     parts = [mx.view(given - total, mx.int32)]
     if top:
@@ -35,6 +32,16 @@ def judged(logits: mx.array, ids: mx.array, top: int = 0) -> mx.array:
         found = best_continuations(rows, min(top, size)).reshape(batch, length, 3, -1)
         parts += [found[:, :, 2], found[:, :, 0]]
     return mx.concatenate(parts, axis=-1)
+
+
+def with_total(logits: mx.array) -> tuple[mx.array, mx.array]:
+    """Return logits (..., V) shifted so that the largest is 0, and `logsumexp` of them, (..., 1).
+
+    Of large logits, differences from that total would be rounded as those are.
+    """
+    logits = logits.astype(mx.float32)
+    logits = logits - mx.max(logits, axis=-1, keepdims=True)
+    return logits, mx.log(sum_of(mx.exp(logits)))
 
 
 def sum_of(values: mx.array) -> mx.array:
@@ -55,5 +62,5 @@ def best_judged(logits: mx.array) -> mx.array:
 
     Together that is (B, L, 2) int32.
     """
-    ids = best(logits)
-    return mx.concatenate([ids[..., None], judged(logits, ids)], axis=-1)
+    _, total = with_total(logits)  # the best one's logit is 0 there
+    return mx.concatenate([best(logits)[..., None], mx.view(0 - total, mx.int32)], axis=-1)
