@@ -14,7 +14,14 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from speculative_t5 import SpeculativeDecoder, device
-from speculative_t5.decoding import ModelInfo, Vocabulary, best, best_judged, counters, fingerprint
+from speculative_t5.decoding import (
+    ModelInfo,
+    Vocabulary,
+    best,
+    best_logprobs,
+    counters,
+    fingerprint,
+)
 from speculative_t5.errors import first_line
 from speculative_t5.models import SMALLEST_CAPACITY, EncodedPrompt, KVCache, write
 from speculative_t5.tokenizers.base import as_vocabulary
@@ -124,8 +131,8 @@ class DecoderOnlySession:
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         return best(self.step(tokens, vocab_size))
 
-    def step_judged(self, tokens: mx.array) -> mx.array:
-        return best_judged(self.step(tokens))
+    def step_logprobs(self, tokens: mx.array) -> mx.array:
+        return best_logprobs(self.step(tokens))
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._cache.truncate(lengths)

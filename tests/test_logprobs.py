@@ -20,7 +20,7 @@ from speculative_t5.decoding import (
     RowOptions,
     Rule,
     Verifier,
-    best_judged,
+    best_logprobs,
     decode,
 )
 from speculative_t5.decoding.logprobs import judged, sum_of
@@ -216,7 +216,7 @@ def test_the_c_parts_judge_as_mlx_does(size: int) -> None:
     library: Any = layers.library
     with mx.stream(mx.cpu):
         found = library.judged(x, norm, weight, 2.0, 1e-6, size)
-        wanted = best_judged(library.logits(x, norm, weight, 2.0, 1e-6, size))
+        wanted = best_logprobs(library.logits(x, norm, weight, 2.0, 1e-6, size))
         ids, values = (np.array(each) for each in (found[..., 0], mx.view(found, mx.float32)))
     assert (ids == np.array(wanted[..., 0])).all() and ids[1, 1] < 0
     wanted_values = np.array(mx.view(wanted, mx.float32))[..., 1]

@@ -15,7 +15,7 @@ from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter
 from .faults import RowError
 from .history import TokenHistory
 from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform
-from .logprobs import best_judged
+from .logprobs import best_logprobs
 from .lookup import MAX_NGRAM
 from .loop import (
     PREFETCH_TOKENS,

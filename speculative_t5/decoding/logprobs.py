@@ -9,7 +9,7 @@ import mlx.core as mx
 from .ranking import best_continuations
 from .sampling import best
 
-SUMMED_TOGETHER = 128
+SUMMED_TOGETHER = 128  # values of a block, whose sum loses little by rounding
 
 
 def judged(logits: mx.array, ids: mx.array, top: int = 0) -> mx.array:
@@ -57,7 +57,7 @@ def sum_of(values: mx.array) -> mx.array:
     return mx.sum(mx.sum(blocks, axis=-1), axis=-1, keepdims=True)
 
 
-def best_judged(logits: mx.array) -> mx.array:
+def best_logprobs(logits: mx.array) -> mx.array:
     """Return the ids that `best` finds by logits (B, L, V), and what `judged` has of each.
 
     Together that is (B, L, 2) int32.

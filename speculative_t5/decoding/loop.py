@@ -161,8 +161,9 @@ class Row:
         self.context += emitted
         self.remaining -= len(emitted)
         num_accepted = min(found.num_accepted, len(emitted))
-        logprobs = found.logprobs[: len(emitted)]
-        if self.logprobs is not None:
+        logprobs = None
+        if self.logprobs is not None and found.logprobs is not None:
+            logprobs = found.logprobs[: len(emitted)]
             self.logprobs += logprobs
         self.tally.add(asked, num_drafted, num_accepted, len(emitted))
         accepted_whole = num_accepted > 0 and num_accepted == asked
@@ -180,7 +181,7 @@ class Row:
             reason,
             output,
             end_id,
-            logprobs=None if self.logprobs is None else logprobs,
+            logprobs=logprobs,
             output_logprobs=self.logprobs if reason else None,
         )
 
@@ -413,7 +414,7 @@ class Batch:
             self._begun = self._step(session, found[:, :1], later=1)
             mx.async_eval(self._begun)
         return [
-            Verified([token], 0, [] if top is None else as_logprobs([numbers], top))
+            Verified([token], 0, None if top is None else as_logprobs([numbers], top))
             for (token, *numbers), top in zip(read(found), self._groups.tops, strict=True)
         ]
 
@@ -425,7 +426,7 @@ class Batch:
         groups, top = self._groups, self._groups.top
         if groups.greedy and not top:  # lenient or not: there is no draft to be lenient about
             judges = top is not None
-            found = session.step_judged(tokens)[:, 0] if judges else session.step_argmax(tokens)
+            found = session.step_logprobs(tokens)[:, 0] if judges else session.step_argmax(tokens)
         else:
             logits = session.step(tokens)
             found = groups.choose(logits, None if groups.greedy else self._positions(1, later))

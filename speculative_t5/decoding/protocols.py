@@ -97,10 +97,10 @@ class Session(Protocol):
         `best` of the logits finds them, with what marks those that are NaN.
         """
 
-    def step_judged(self, tokens: mx.array) -> mx.array:
+    def step_logprobs(self, tokens: mx.array) -> mx.array:
         """Append `tokens`, and return the best ids and how probable they are, (B, L, 2) int32.
 
-        `best_judged` of the logits finds them.
+        `best_logprobs` of the logits finds them.
         """
 
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -33,7 +33,7 @@ class Verified(NamedTuple):
     # logits are NaN has what marks them alone, in the round that begins there.
     tokens: list[int]
     num_accepted: int
-    logprobs: list[Logprob] = []  # of `tokens`, if they are wanted
+    logprobs: list[Logprob] | None = None  # of `tokens`, if the row wants them
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Verifier:
         the others `verdict_keys`.
         """
         session.truncate([len(context) - 1 for context in history.contexts])
-        last = [[context[-1]] for context in history.contexts]
-        tokens = mx.concatenate([mx.array(last, dtype=mx.int32), draft.tokens], axis=1)
+        tokens = mx.array([[context[-1]] for context in history.contexts], dtype=mx.int32)
+        if draft.tokens.shape[1]:
+            tokens = mx.concatenate([tokens, draft.tokens], axis=1)
         parts, said = self._run(session, tokens, history, draft, groups, keys)
         width, size = draft.tokens.shape[1], 0
         if said is not None:
@@ -79,7 +80,7 @@ class Verifier:
             # What marks NaN waits for the round that begins there.
             if next_token > NO_TOKEN or (next_token < NO_TOKEN and not emitted):
                 emitted.append(next_token)
-            logprobs: list[Logprob] = []
+            logprobs = None
             if wanted is not None:
                 places = range(start, start + size * len(emitted), size)
                 logprobs = as_logprobs([row[at : at + size] for at in places], wanted)
@@ -104,20 +105,21 @@ class Verifier:
         if groups.greedy and self.delta == 0 and not (groups.transforms or groups.top):
             if groups.top is None:
                 return [draft.tokens, session.step_argmax(tokens)], None
-            best = session.step_judged(tokens)
+            best = session.step_logprobs(tokens)
             return [draft.tokens, best[..., 0]], best[..., 1:]
         own = session.step(tokens)
         logits, parts = groups.transformed(own, history), [draft.tokens]
+        choices = verdict = None
         if self.is_coupled or any(groups.greedy_rows):
-            parts.append(self.choices(draft, logits, groups, keys))
-        emitted = parts[-1]
+            choices = self.choices(draft, logits, groups, keys)
+            parts.append(choices)
         if keys is not None and not self.is_coupled:
             verdict = self.verdict(draft, logits, groups, keys)
             parts.append(mx.stack([*verdict], axis=1))
-            sampled = _emitted(draft, verdict)
-            is_greedy = mx.array(groups.greedy_rows)[:, None]
-            emitted = mx.where(is_greedy, emitted, sampled) if any(groups.greedy_rows) else sampled
-        return parts, None if groups.top is None else judged(own, emitted, groups.top)
+        if groups.top is None:
+            return parts, None
+        tokens = tokens_emitted(draft, choices, verdict, groups.greedy_rows)
+        return parts, judged(own, tokens, groups.top)
 
     @property
     def is_coupled(self) -> bool:
@@ -184,9 +186,21 @@ def num_agreed(drafted: Sequence[int], choices: Sequence[int]) -> int:
     )
 
 
-def _emitted(draft: Draft, verdict: Verdict) -> mx.array:
-    """Return the tokens of a draft (B, K) with the next one after those accepted, (B, K + 1)."""
+def tokens_emitted(
+    draft: Draft, choices: mx.array | None, verdict: Verdict | None, greedy_rows: list[bool]
+) -> mx.array:
+    """Return what is emitted at each position, (B, K + 1) int32, as far as a row's output goes.
+
+    Rows go by the choices if there is no verdict, or if they are greedy; by a verdict the next
+    token comes after those accepted of the draft.
+    """
+    if verdict is None:
+        assert choices is not None
+        return choices
     positions = mx.arange(draft.tokens.shape[1] + 1)
     tokens = mx.pad(draft.tokens, [(0, 0), (0, 1)])
     is_next = positions == verdict.num_accepted[:, None]
-    return mx.where(is_next, verdict.next_token[:, None], tokens)
+    sampled = mx.where(is_next, verdict.next_token[:, None], tokens)
+    if choices is None:
+        return sampled
+    return mx.where(mx.array(greedy_rows)[:, None], choices, sampled)

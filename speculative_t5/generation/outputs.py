@@ -56,8 +56,9 @@ class Generation:
     pieces: tuple[str, ...] = ()  # the text of each token; none without a tokenizer
     # p and q of each token if `probabilities` was set, see `Token`.
     probabilities: tuple[tuple[float, float | None], ...] | None = None
-    # The natural logarithm of its probability if `scores` was set: the sum of `Logprob.value`, EOS
-    # included. After a beam search, what beams were ranked by.
+    # The natural logarithm of its probability if `scores` was set, EOS included, by the target
+    # alone: at temperature 1, and without options that change the distribution. After a beam
+    # search, what beams were ranked by.
     score: float | None = None
     # Of each of `tokens`, and then of EOS or the stop id that ended it, if `logprobs` or `scores`
     # was set.

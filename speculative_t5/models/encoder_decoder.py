@@ -151,7 +151,7 @@ class CompiledDecoder:
         """Run the decoder over new tokens (B, L) int32; the arrays are as in `DecoderStack`.
 
         Returned are the logits (B, L, V) of what follows each token, the best ids (B, L) int32, or
-        those as `best_judged` has them, (B, L, 2) int32, over the first `vocab_size` ids or all;
+        those as `best_logprobs` has them, (B, L, 2) int32, over the first `vocab_size` ids or all;
         and the cache with the new positions.
         """
         functions = self._functions.by_shape

@@ -64,7 +64,7 @@ class T5Session:
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         return self._run("argmax", tokens, vocab_size)
 
-    def step_judged(self, tokens: mx.array) -> mx.array:
+    def step_logprobs(self, tokens: mx.array) -> mx.array:
         return self._run("judged", tokens, None)
 
     def _run(self, kind: HeadOutput, tokens: mx.array, vocab_size: int | None) -> mx.array:

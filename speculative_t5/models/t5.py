@@ -10,7 +10,7 @@ from copy import copy
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..decoding import best, best_judged
+from ..decoding import best, best_logprobs
 from .cache import resized, write
 from .config import Activation, T5Config
 from .encoder_decoder import DecoderStack, EncoderDecoder
@@ -288,7 +288,7 @@ class Head(nn.Module):
     ) -> mx.array:
         """Score the first `size` ids: (B, L, d_model) -> logits (B, L, size), or the best ids.
 
-        Those are (B, L) as `best` finds them, or (B, L, 2) as `best_judged` does.
+        Those are (B, L) as `best` finds them, or (B, L, 2) as `best_logprobs` does.
         """
         x = norm(x) if self.scale == 1 else norm(x) * self.scale
         if isinstance(output, nn.Linear | nn.Embedding) and "bias" not in output:
@@ -299,7 +299,7 @@ class Head(nn.Module):
         logits = self.capped(logits)
         if kind == "logits":
             return logits
-        return best(logits) if kind == "argmax" else best_judged(logits)
+        return best(logits) if kind == "argmax" else best_logprobs(logits)
 
 
 class T5(EncoderDecoder):

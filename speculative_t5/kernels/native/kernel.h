@@ -7,8 +7,8 @@
  * MULTIPLY_ADD(a, b, c)  a * b + c, rounded once or twice, but always so: a compiler may choose
  *           anew at each place
  * READ_ONCE(v)  optional: keeps the compiler from reading a vector from memory for each use
- * MANY_TILES     optional: from so many tiles of rows on, each is used for many columns while it is
- *           in the nearest cache, and not the other way round; not measured with AVX-512
+ * MANY_TILES     optional: with this many tiles of rows or more, a tile stays in the nearest cache
+ *           while many columns are read; with fewer, a column stays. Not measured with AVX-512
  * SUM4      optional: adds up four vectors into four floats
  * SUM8      optional: adds up two times four vectors, each in the order of SUM4
  */
