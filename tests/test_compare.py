@@ -319,7 +319,7 @@ def test_batches_of_several_sizes_are_measured(
     for name in ("target", "draft"):
         (tmp_path / name).symlink_to(place / name)
     monkeypatch.setattr(workers, "convert", lambda *at: checkpoints.as_ctranslate2(*at) or "")
-    names = [PLAIN, AUTO, "naive", "ctranslate2"]
+    names = [PLAIN, AUTO, "naive", "transformers", "ctranslate2"]
     options = ON_CPU | {"num_draft": 3}
     with contextlib.ExitStack() as stack:
         started = workers.start(
@@ -332,17 +332,30 @@ def test_batches_of_several_sizes_are_measured(
         throughput.compare_batches("", started, PROMPTS, MAX_TOKENS, [2], 1, as_json=True)
         started["ctranslate2"]._process.kill()
         assert throughput.run(started, "ctranslate2", PROMPTS, MAX_TOKENS, 2) is None
-    assert [*started] == [PLAIN, AUTO]
+    assert [*started] == [PLAIN, AUTO, "transformers"]
     printed, errors = capfd.readouterr()
     title, _, heads, plain, *_, other, last = printed.splitlines()
-    assert title == "a title" and heads.split()[-6:] == "batch 1 batch 4 same output".split()
-    assert plain.split()[3::2] == ["1.00", "1.00"] and other.split()[-1] == "6/6"
+    assert title == "a title" and heads.split()[-7:] == "batch 1 batch 4 same output peak".split()
+    assert plain.split()[3:6:2] == ["1.00", "1.00"] and "6/6" in other.split()
+    assert plain.endswith(" GB") == serving.STATUS.exists()
     found = json.loads(last)["programs"]
-    assert [*found] == [PLAIN, AUTO, "ctranslate2"]
+    assert [*found] == [PLAIN, AUTO, "transformers", "ctranslate2"]
     (speed,) = found[AUTO]["speeds"]["2"]
     assert speed > 1  # tokens over seconds, not the reverse
     naive_left_out, lost = errors.splitlines()[-2:]
     assert "not measured in batches" in naive_left_out and "exit code -9" in lost
+
+
+def test_batches_of_random_models_are_drafted_by_replaying(model: T5, place: Path) -> None:
+    spec = {"place": str(place), "num_draft": 3, "acceptance": 0.8} | ON_CPU
+    for name in (SPECULATIVE, AUTO):
+        generate_all, _ = serving.load_in_batches(name, spec)
+        for size in (1, 4):
+            assert generate_all(PROMPTS, MAX_TOKENS, size) == regular_outputs(model)
+    assert compare.sizes_of("1,16") == [1, 16]
+    for wrong in ("1,", "0", "two"):
+        with pytest.raises(typer.BadParameter, match="must be numbers by commas"):
+            compare.sizes_of(wrong)
 
 
 def test_other_outputs_are_tolerated_by_type() -> None:

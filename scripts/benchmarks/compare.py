@@ -35,7 +35,7 @@ from programs.length_worker import load_way
 from programs.measuring import compare
 from programs.serving import answer_requests, serve, serve_batches
 from programs.throughput import compare_batches
-from programs.workers import BATCHES, Lost, Worker, start
+from programs.workers import BATCHES, ONE_BY_ONE, Lost, Worker, start
 
 MIN_TOKENS, MAX_TOKENS = 20, 60  # of the outputs that `pair` keeps, EOS included
 LIMIT = 256  # tokens of any output of `pair`
@@ -144,6 +144,9 @@ def shape(
     ] = None,
     turns: TurnsOption = 3,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 3,
+    batch_size: Annotated[
+        str | None, typer.Option(help="Compare batches of so many rows, several by commas.")
+    ] = None,
     num_beams: NumBeamsOption = None,
     only: OnlyOption = None,
     dtype: DtypeOption = None,
@@ -151,7 +154,10 @@ def shape(
     as_json: JsonOption = False,
 ) -> None:
     """Compare on random weights of published shapes, with a synthetic rate of acceptance."""
-    names, search, unlike = chosen_for(num_beams, only, by_type=by_type)
+    sizes = sizes_of(batch_size) if batch_size else []
+    if sizes and num_beams:
+        raise typer.BadParameter("--batch-size and --num-beams cannot be combined")
+    names, search, unlike = chosen_for(num_beams, only, by_type=by_type or bool(sizes))
     names = [each for each in names if each not in LEFT_OUT]
     setting, kind = setting_of(dtype)
     check_shapes((name, draft_shape), only or ())
@@ -162,17 +168,14 @@ def shape(
         write_random(draft_shape, place / "draft", kind, seed=1)
         prompts = random_prompts(name, source, count)
         options = setting | search | drafting
-        workers = start(names, options, place, prompts[:1], tokens, stack)
-        sizes = f"random weights, {source} source tokens, {tokens} output tokens"
-        if num_beams:
-            title = f"{name}, {sizes}, num_beams {num_beams}, {count} prompts, {turns} turns"
-        else:
-            title = (
-                f"{name} and {draft_shape}, {sizes}, acceptance {acceptance:g}, num_draft "
-                f"{num_draft}, draft_vocab {draft_vocab}, {count} prompts, {turns} turns\n"
-                f"{' and '.join(LEFT_OUT)} are left out: of random weights they would accept "
-                "everything or nothing"
-            )
+        kind_of = BATCHES if sizes else ONE_BY_ONE
+        workers = start(names, options, place, prompts[:1], tokens, stack, kind_of)
+        title = f"{name}, random weights, {source} source tokens, {tokens} output tokens, "
+        title += f"num_beams {num_beams}" if num_beams else drafted_as(draft_shape, drafting)
+        title += f", {count} prompts, {turns} turns"
+        if sizes:
+            compare_batches(title, workers, prompts, tokens, sizes, turns, as_json=as_json)
+            return
         compare(
             title,
             workers,
@@ -183,6 +186,13 @@ def shape(
             unlike=unlike,
             as_json=as_json,
         )
+
+
+def drafted_as(shape: str, drafting: dict[str, Any]) -> str:
+    """Return what a title says of drafts of random weights."""
+    named = ", ".join(f"{option} {value}" for option, value in drafting.items())
+    left_out = " and ".join(LEFT_OUT)
+    return f"{shape} drafts: {named} (without {left_out}: they would accept all or nothing)"
 
 
 def check_shapes(shapes: Sequence[str], only: Sequence[str]) -> None:
@@ -277,10 +287,7 @@ def batches(
     for name in only or ():
         if name not in IN_BATCHES:
             raise typer.BadParameter(f"{name} is not measured in batches")
-    names = chosen(only, IN_BATCHES)
-    sizes = [int(size) for size in batch_size.split(",") if size.isdecimal() and int(size)]
-    if len(sizes) != batch_size.count(",") + 1:
-        raise typer.BadParameter(f"--batch-size must be numbers by commas, got {batch_size!r}")
+    names, sizes = chosen(only, IN_BATCHES), sizes_of(batch_size)
     setting, kind = setting_of(dtype)
     from texts import held_out_examples
 
@@ -293,6 +300,14 @@ def batches(
         workers = start(names, options, place, probes, LIMIT, stack, BATCHES)
         title = f"{model} and {draft}, num_draft {num_draft}, {count} sentences, {turns} turns"
         compare_batches(title, workers, prompts, LIMIT, sizes, turns, as_json=as_json)
+
+
+def sizes_of(batch_size: str) -> list[int]:
+    """Return the rows of batches that an option lists."""
+    sizes = [int(size) for size in batch_size.split(",") if size.isdecimal() and int(size)]
+    if len(sizes) != batch_size.count(",") + 1:
+        raise typer.BadParameter(f"--batch-size must be numbers by commas, got {batch_size!r}")
+    return sizes
 
 
 @app.command(hidden=True)

@@ -38,4 +38,4 @@ BY_TYPES = (
     "ctranslate2 int8",
 )
 # Those that decode in batches.
-IN_BATCHES = PLAIN, SPECULATIVE, AUTO, *KEPT, "ctranslate2", "ctranslate2 int8"
+IN_BATCHES = BY_TYPES

@@ -74,7 +74,8 @@ def serve_batches(name: str, spec: dict[str, Any]) -> None:
         def answer(request: dict[str, Any]) -> dict[str, Any]:
             began = time.perf_counter()
             outputs = generate_all(request["prompts"], request["max_tokens"], request["batch_size"])
-            return {"outputs": outputs, "seconds": time.perf_counter() - began}
+            spent = time.perf_counter() - began
+            return {"outputs": outputs, "seconds": spent, "peak": peak_memory()}
 
         return answer, about
 
@@ -134,10 +135,8 @@ def load_program(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, A
     place = Path(spec["place"])
     if name in KEPT or name in OURS:
         return load_ours(name, place, spec)
-    if name == "transformers bfloat16":
-        return load_transformers(place, spec | {"dtype": "bfloat16"}, assisted=False)
-    if name in ("transformers", ASSISTED):
-        return load_transformers(place, spec, assisted=name == ASSISTED)
+    if name in ("transformers", "transformers bfloat16", ASSISTED):
+        return load_transformers(place, transformers_spec(name, spec), assisted=name == ASSISTED)
     return load_ctranslate2(place / "ctranslate2", spec, int8=name.endswith("int8"))
 
 
@@ -148,7 +147,11 @@ def load_in_batches(name: str, spec: dict[str, Any]) -> tuple[GenerateAll, dict[
     place = Path(spec["place"])
     if name.startswith("ctranslate2"):
         return load_translator(place / "ctranslate2", spec, int8=name.endswith("int8"))
+    if name.startswith("transformers"):
+        return load_padded_batches(place, transformers_spec(name, spec))
     decoder, about = our_decoder(name, place, spec)
+    if decoder.draft and "acceptance" in spec:
+        return replayed_in_batches(decoder, spec["acceptance"]), about
 
     def generate_all(prompts: list[list[int]], max_tokens: int, batch_size: int) -> list[list[int]]:
         outputs = decoder.generate_batch(prompts, max_tokens=max_tokens, batch_size=batch_size)
@@ -224,21 +227,33 @@ def ids_of(output: GenerationOutput, decoder: SpeculativeDecoder) -> list[int]:
 
 def replayed_by(decoder: SpeculativeDecoder, acceptance: float) -> Generate:
     """Return generation whose drafted tokens are the output's own with this probability."""
+    replayed = replayed_in_batches(decoder, acceptance)
+    return lambda ids, max_tokens: replayed([ids], max_tokens, 1)[0]
+
+
+def replayed_in_batches(decoder: SpeculativeDecoder, acceptance: float) -> GenerateAll:
+    """Return the same for many prompts; the first call for a prompt decodes it plainly, too."""
     from speculative_t5.decoding import decode
     from speculative_t5.generation import GenerationOptions
     from speculative_t5.measure import replaying_plan
 
-    outputs: dict[tuple[int, ...], Sequence[int]] = {}  # by prompt
+    known: dict[tuple[int, ...], Sequence[int]] = {}  # outputs by prompt
 
-    def replayed(ids: list[int], max_tokens: int) -> list[int]:
-        prompt, wanted = tuple(ids), GenerationOptions(max_tokens=max_tokens)
-        if prompt not in outputs:
-            done = decoder.generate(ids, max_tokens=max_tokens, speculative=False)
-            outputs[prompt] = done.tokens
-        plan = replaying_plan(decoder, outputs, acceptance)
-        requests = decoder.engine.requests([(0, ids)], wanted)
-        *_, last = decode(decoder.model, requests, plan, batch_size=1)
-        return last.output
+    def replayed(prompts: list[list[int]], max_tokens: int, batch_size: int) -> list[list[int]]:
+        new = [ids for ids in prompts if tuple(ids) not in known]
+        plain = {"speculative": False, "max_tokens": max_tokens, "batch_size": batch_size}
+        for ids, done in zip(new, decoder.generate_batch(new, **plain), strict=True):
+            known[tuple(ids)] = done.tokens
+        plan = replaying_plan(decoder, known, acceptance)
+        wanted = GenerationOptions(max_tokens=max_tokens)
+        requests = decoder.engine.requests(enumerate(prompts), wanted)
+        rounds = decode(decoder.model, requests, plan, batch_size=batch_size)
+        ends = [each for each in rounds if each.finish_reason]
+        outputs = {
+            each.index: each.output if each.end_id is None else [*each.output, each.end_id]
+            for each in ends
+        }
+        return [outputs[index] for index in range(len(prompts))]
 
     return replayed
 
@@ -262,33 +277,16 @@ def load_transformers(
 ) -> tuple[Generate, dict[str, Any]]:
     if assisted and not is_whole(place / "draft"):
         raise CannotRun("the draft shares its target's encoder, and it needs one that is a model")
-    import torch
-    from transformers import T5ForConditionalGeneration
-
-    silence_transformers()
-    device = torch_device(spec["backend"])
-
-    def load(folder: str) -> Any:
-        dtype = getattr(torch, spec["dtype"])
-        model = T5ForConditionalGeneration.from_pretrained(place / folder, dtype=dtype)
-        return model.eval().to(device)
-
-    model = load("target")
+    model, about, wait = transformers_model(place / "target", spec)
     options: dict[str, Any] = {"do_sample": False, "num_beams": spec.get("num_beams", 1)}
-    about = {
-        "versions": versions("transformers", "torch"),
-        "device": model.device.type,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads(),
-    }
     if assisted:
-        options["assistant_model"] = draft = load("draft")
+        options["assistant_model"] = draft = transformers_model(place / "draft", spec)[0]
         about["note"] = assistant_settings(draft)
-    wait = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device, lambda: None)
+    import torch
 
     @torch.inference_mode()
     def generate(ids: list[int], max_tokens: int) -> list[int]:
-        source = torch.tensor([ids], device=device)
+        source = torch.tensor([ids], device=model.device)
         mask = torch.ones_like(source)  # or ids that are padding elsewhere would be masked
         output = model.generate(source, attention_mask=mask, max_new_tokens=max_tokens, **options)
         tokens: list[int] = output[0, 1:].tolist()
@@ -296,6 +294,65 @@ def load_transformers(
         return tokens
 
     return generate, about
+
+
+def load_padded_batches(place: Path, spec: dict[str, Any]) -> tuple[GenerateAll, dict[str, Any]]:
+    """Return transformers with prompts of like lengths side by side, each batch to its end."""
+    model, about, _ = transformers_model(place / "target", spec)
+    import torch
+
+    end, pad = model.config.eos_token_id, model.config.pad_token_id
+
+    @torch.inference_mode()
+    def generate_all(prompts: list[list[int]], max_tokens: int, batch_size: int) -> list[list[int]]:
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+        outputs: list[list[int]] = [[] for _ in prompts]
+        for start in range(0, len(order), batch_size):
+            group = order[start : start + batch_size]
+            longest = max(len(prompts[index]) for index in group)
+            source = torch.full((len(group), longest), pad)
+            mask = torch.zeros_like(source)
+            for row, index in enumerate(group):
+                source[row, : len(prompts[index])] = torch.tensor(prompts[index])
+                mask[row, : len(prompts[index])] = 1
+            found = model.generate(
+                source.to(model.device),
+                attention_mask=mask.to(model.device),
+                max_new_tokens=max_tokens,
+                do_sample=False,
+            )
+            for index, tokens in zip(group, found[:, 1:].tolist(), strict=True):
+                ended = tokens.index(end) + 1 if end in tokens else len(tokens)
+                outputs[index] = tokens[:ended]
+        return outputs
+
+    return generate_all, about
+
+
+def transformers_spec(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec of a program of transformers, in the type that its name says, if any."""
+    return spec | {"dtype": "bfloat16"} if name.endswith("bfloat16") else spec
+
+
+def transformers_model(
+    folder: Path, spec: dict[str, Any]
+) -> tuple[Any, dict[str, Any], Callable[[], None]]:
+    """Return a model of transformers, what is to be said of it, and what waits for its device."""
+    import torch
+    from transformers import T5ForConditionalGeneration
+
+    silence_transformers()
+    device = torch_device(spec["backend"])
+    dtype = getattr(torch, spec["dtype"])
+    model = T5ForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval().to(device)
+    about = {
+        "versions": versions("transformers", "torch"),
+        "device": model.device.type,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+    }
+    wait = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device, lambda: None)
+    return model, about, wait
 
 
 def torch_device(backend: str) -> str:

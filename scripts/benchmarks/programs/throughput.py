@@ -78,13 +78,15 @@ def run(
 
 
 def report(figures: Mapping[str, Throughput], sizes: Sequence[int], prompts: int) -> list[str]:
-    """Return the lines of a table: tokens/s by batch size, and over ours plain."""
+    """Return the lines of a table: tokens/s by batch size, over ours plain; peak memory."""
     heads = "".join(f"{f'batch {size}':>18}" for size in sizes)
-    lines = ["", f"{'tokens/s, over ours plain':32}{heads}{'same output':>14}"]
+    lines = ["", f"{'tokens/s, over ours plain':32}{heads}{'same output':>14}{'peak':>10}"]
     for name, found in figures.items():
         cells = "".join(
             f"{found.speed(size):11.1f}{found.speed(size) / figures[PLAIN].speed(size):7.2f}"
             for size in sizes
         )
-        lines.append(f"{name:32}{cells}{f'{found.agree}/{prompts}':>14}")
+        peak = found.about.get("peak")
+        memory = f"{peak / 1e9:7.2f} GB" if peak else ""
+        lines.append(f"{name:32}{cells}{f'{found.agree}/{prompts}':>14}{memory}".rstrip())
     return lines

@@ -51,6 +51,7 @@ class Worker:
     ) -> tuple[list[list[int]], float]:
         """Return the outputs of prompts decoded in batches, EOS included, and the seconds."""
         answer = self.request(prompts=prompts, max_tokens=max_tokens, batch_size=batch_size)
+        self.about["peak"] = answer["peak"]
         time.sleep(PAUSE)
         return answer["outputs"], answer["seconds"]
 
