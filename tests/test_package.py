@@ -1,6 +1,7 @@
 """Imports, the libraries loaded before MLX, and the number of threads."""
 
 import ast
+import ctypes
 import os
 import re
 import shutil
@@ -217,6 +218,35 @@ print(libraries.products, layers.library, *sorted(native_parts()), "scipy_openbl
 """
     found = python(code, **{libraries.NATIVE_SWITCH: "0", "MLX_ENABLE_TF32": "1"})
     assert found == ["None None OpenBLAS layers products False 1"]
+
+
+FREED = """
+import resource
+import speculative_t5
+import mlx.core as mx
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    mx.eval([mx.random.uniform(shape=(2**19 + 1024 * i,)) for i in range(24)])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+first = faults()
+print(first, min(faults() for _ in range(3)))
+"""
+
+
+@pytest.mark.linux
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise() -> None:
+    """Memory that is mapped anew costs a fault for each page, of 4 KiB."""
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("another C library than glibc")
+    found = {}
+    for name, changes in (("kept", {}), ("not", {"MALLOC_TRIM_THRESHOLD_": "131072"})):
+        command = [sys.executable, "-c", FREED]
+        out = subprocess.check_output(command, cwd=REPOSITORY, env=os.environ | changes, text=True)
+        first, found[name] = map(int, out.split())
+        assert first > 24 * 2**19 * 4 / 4096 / 2
+    assert found["kept"] < 100 < 1000 < found["not"]
 
 
 @needs_layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -46,8 +46,20 @@ class Buffers:
 
     def resize(self, capacity: int) -> None:
         if capacity != self.capacity:
-            self.layers = tree_map(lambda buffer: resized(buffer, capacity), self.layers)
+            self._change_layers(lambda buffer: resized(buffer, capacity))
             self.capacity = capacity
+
+    def _change_layers(self, change: Callable[[mx.array], mx.array]) -> None:
+        """Replace each array by one that is made of it.
+
+        On a CPU one layer follows the other, and takes the memory that the one before it has left:
+        new memory takes as long to map as a pass, and all layers twice are the most that a batch
+        ever needs.
+        """
+        for i, _ in enumerate(self.layers):
+            self.layers[i] = tree_map(change, self.layers[i])
+            if device.on_cpu():
+                mx.eval(self.layers[i])
 
     def fit(self, needed: int) -> None:
         """Resize if the capacity is too small for `needed` positions, or twice too large."""
@@ -89,7 +101,7 @@ class Buffers:
         if list(rows) != list(range(len(self.lengths))):
             index = mx.array(list(rows), dtype=mx.int32)
             # `mx.take` along an axis that is not the first is ten times slower on a CPU.
-            self.layers = tree_map(lambda buffer: buffer[..., index, :, :, :], self.layers)
+            self._change_layers(lambda buffer: buffer[..., index, :, :, :])
             self.lengths = [self.lengths[row] for row in rows]
 
 

@@ -8,7 +8,8 @@
  *           anew at each place
  * READ_ONCE(v)  optional: keeps the compiler from reading a vector from memory for each use
  * MANY_TILES     optional: with this many tiles of rows or more, a tile stays in the nearest cache
- *           while many columns are read; with fewer, a column stays. Not measured with AVX-512
+ *           while many columns are read; with fewer, a column stays. With AVX-512
+ *           it gained 2 to 4 % where the matrix was cached, and lost 15 % where it was not
  * SUM4      optional: adds up four vectors into four floats
  * SUM8      optional: adds up two times four vectors, each in the order of SUM4
  */
