@@ -17,7 +17,6 @@ from speculative_t5.decoding import (
     beam_search,
 )
 
-import decoder_only
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ def load_both(folder: Path, name: str) -> tuple[Any, Any]:
     if is_decoder_only:
         pytest.importorskip("mlx_lm")
         reference: Any = write_causal(folder, name)
-        model: Any = decoder_only.load(str(folder))[0]
+        model: Any = load(folder)[0]
     else:
         reference = write_family(folder, name)
         model, _ = load(folder, dtype=mx.float32)

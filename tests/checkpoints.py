@@ -37,7 +37,26 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 5e4,
         "tie_word_embeddings": True,
     },
+    "llama": {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "intermediate_size": 40,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    },
+    "opt": {  # as opt-125m; opt-350m has POST_NORM
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "ffn_dim": 40,
+        "word_embed_proj_dim": 24,
+        "max_position_embeddings": 64,
+        "dropout": 0.0,
+    },
 }
+POST_NORM = {"do_layer_norm_before": False, "word_embed_proj_dim": 10}
 
 
 @contextmanager
@@ -77,18 +96,21 @@ def write_causal(
     model = AutoModelForCausalLM.from_config(config).eval()
     roughen(model)
     model.save_pretrained(folder)
-    if kind == "gpt2":  # mlx-lm only knows the names of the first checkpoints
-
-        def rename(tensors: dict[str, Any]) -> None:
-            for name in [*tensors]:
-                tensors[name.removeprefix("transformer.")] = tensors.pop(name)
-
-        edit_tensors(folder, rename)
-        path = folder / "config.json"
-        settings = json.loads(path.read_text())
-        path.write_text(json.dumps(settings | {"n_ctx": settings["n_positions"]}))
     write_tokenizer(folder)
     return model
+
+
+def as_first_gpt2(folder: Path) -> None:
+    """Give a GPT-2 that transformers has saved the names of the first checkpoints."""
+
+    def rename(tensors: dict[str, Any]) -> None:
+        for name in [*tensors]:
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+
+    edit_tensors(folder, rename)
+    path = folder / "config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"n_ctx": settings["n_positions"]}))
 
 
 def write_tokenizer(folder: Path) -> None:

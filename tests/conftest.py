@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ os.environ["SPECULATIVE_T5_DEVICE"] = (
 )
 
 from speculative_t5 import SpeculativeDecoder, device
+from speculative_t5.causal import DecoderOnlyModel, opt
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.loading import load
 from speculative_t5.decoding.history import NO_TOKEN
@@ -34,7 +36,6 @@ import browsing
 import mlx.core as mx
 import numpy as np
 import pytest
-from decoder_only import DecoderOnlyModel
 from families import SHAPE, train_spiece, write_model
 from lacking_packages import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401
 from mlx.utils import tree_map, tree_map_with_path
@@ -193,12 +194,17 @@ def causal_config(kind: str, size: int, *, vocab_size: int, layers: int) -> dict
         "n_positions": POSITIONS,
         "n_ctx": POSITIONS,
         "layer_norm_epsilon": 1e-5,
+        # OPT's.
+        "ffn_dim": size,
     }
 
 
 def build_causal(config: dict[str, Any]) -> Any:
-    """The model of mlx-lm that a config.json describes; tests that need one are skipped without."""
-    module = pytest.importorskip(f"mlx_lm.models.{config['model_type']}")
+    """The model that a config.json describes, of mlx-lm or ours; tests are skipped without it."""
+    pytest.importorskip("mlx_lm")
+    if config["model_type"] == "opt":
+        return opt.OPT(opt.OPTConfig.from_dict(config))
+    module = import_module(f"mlx_lm.models.{config['model_type']}")
     return module.Model(module.ModelArgs.from_dict(config))
 
 
@@ -227,7 +233,7 @@ def random_weight(name: str, like: mx.array) -> mx.array:
 EOS = 1  # of all tiny models
 GREEDY = Groups([Sampler()])  # of any number of rows
 POSITIONS = 256
-# That tests of the loop go through; test_decoder_only.py has the others.
+# That tests of the loop go through; test_causal.py has the others.
 KINDS = ("t5", "t5gemma", "t5gemma2", "qwen3")
 # A T5 whose draft shares its encoder, and proposes a token or a block in a pass.
 SHARING = {"sharing": 1, "blocks": 2}  # by the block of the draft
@@ -239,6 +245,7 @@ VARIED = {
     "t5gemma": 6,
     "t5gemma2": 3,
     "gpt2": 26,
+    "opt": 26,
     "qwen3": 9,
     "sharing": 3,
     "blocks": 3,

@@ -228,16 +228,13 @@ def test_a_decoder_only_model_is_refused_in_a_line(call: Call, here: Path) -> No
     (folder / "model.safetensors").write_bytes(b"not read")
     message = "gpt2: this is a gpt2 (model_type in config.json), which seems to be a decoder-only"
     for arguments in (
-        ("--model", "gpt2", "--prompt", "x"),
-        ("--model", "target", "--draft-model", "gpt2", "--prompt", "x"),
-        ("batch", "-", "--model", "gpt2"),
         ("convert", "gpt2"),
         ("convert", "gpt2", "--inspect"),
         ("doctor", "--only", "greedy", "--model", "gpt2"),
     ):
         done = call(*arguments, stdin="x\n")
         done.check_error(message)
-        assert done.err[0].endswith("this package runs encoder-decoders: use mlx-lm")
+        assert done.err[0].endswith("use it as it is, or quantize it with mlx_lm.convert")
     shutil.rmtree(folder)
 
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.causal import DecoderOnlyModel
+
 import compare_acceptance
 import compare_mlx_lm
 import documents
@@ -13,7 +15,6 @@ import train_causal
 from acceptance_counts import Counts, count_flags
 from compare_acceptance import predicted, second_token_counts, second_token_distribution, theirs
 from conftest import REPOSITORY, VARIED, tiny_causal, tiny_draft
-from decoder_only import DecoderOnlyModel
 
 T, F = True, False
 Pair = tuple[DecoderOnlyModel, DecoderOnlyModel]

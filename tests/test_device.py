@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
+from speculative_t5.causal import DecoderOnlyModel
 from speculative_t5.kernels import accelerate, layers
 from speculative_t5.models import T5, Quantization, T5Config
 from speculative_t5.models.quantization import quantize
@@ -18,7 +19,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import EOS, REPOSITORY, build_causal, causal_config
-from decoder_only import DecoderOnlyModel
 from mlx.utils import tree_map_with_path
 from test_products import own_copy, using_layers
 

@@ -11,7 +11,12 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.distill import Data, Example, Label, label, read_data
 from speculative_t5.distill.labels import _whole_chunks
 from speculative_t5.files import LineFile
-from speculative_t5.tokenizers import ByteTokenizer, PromptEncoder, T5GemmaTokenizer, load_tokenizer
+from speculative_t5.tokenizers import (
+    ByteTokenizer,
+    PromptEncoder,
+    TransformersTokenizer,
+    load_tokenizer,
+)
 
 import pytest
 from checkpoints import refused
@@ -115,7 +120,7 @@ def test_a_completion_ends_where_the_tokenizer_ends_no_text(tmp_path: Path) -> N
 
 def test_a_completion_for_t5gemma_is_what_it_would_write(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "gemma")
-    tokenizer, file = T5GemmaTokenizer(tmp_path), tmp_path / "a.jsonl"
+    tokenizer, file = TransformersTokenizer(tmp_path), tmp_path / "a.jsonl"
     file.write_text(as_json({"prompt": "a", "completion": "He goes."}, {"prompt": "b"}))
     encoder = PromptEncoder(tiny_gemma("t5gemma2", vocab_size=320), tokenizer)
     data = read_data(file, encoder, tokenizer)

@@ -26,6 +26,7 @@ from speculative_t5.checkpoints import convert, load, model_folder, save_draft
 from speculative_t5.distill import DistillOptions, new_draft
 
 import pytest
+from checkpoints import write_causal
 from commands import caller
 from conftest import REPOSITORY, V1_1, edit_json, write_checkpoint
 from families import write_adapter
@@ -44,6 +45,14 @@ CONTINUES_ABOVE = "# continues the example above"
 SERVER = "http://127.0.0.1:8080"  # where the pages say that a server is
 SHARED = "/mnt/shared"  # a folder that all machines of a cluster see
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+DECODER_ONLY = {  # names on the Hub of models that are random and tiny here
+    "openai-community/gpt2-xl": "gpt2",
+    "openai-community/gpt2": "gpt2",
+    "facebook/opt-350m": "opt",
+    "facebook/opt-125m": "opt",
+    "Qwen/Qwen3-4B": "qwen3",
+    "Qwen/Qwen3-0.6B": "qwen3",
+}
 BENCH = "--turns 1 --max-tokens 48 --num-draft 2"  # "auto" may draft 63 tokens a round
 LESS = {  # options added to commands that take minutes
     "doctor": "--only versions",
@@ -230,6 +239,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[
         folder = root / f"google/flan-t5-{size}"
         shutil.copytree(checkpoint, folder)
         edit_json(folder / "config.json", task_specific_params=german)
+    for name, kind in DECODER_ONLY.items():
+        write_causal(root / name, kind)
     server = Hub(root)
     yield server
     server.server.shutdown()

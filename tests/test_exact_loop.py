@@ -14,6 +14,7 @@ from scripted import PROMPTS, ROUNDING, gap
 
 LOOPS = [("t5", 1, "token"), *((kind, 2, "token") for kind in KINDS), ("sharing", 2, "block")]
 LOOPS += [("blocks", 2, rule) for rule in ("token", "block")]
+LOOPS += [("opt", 2, "block"), ("gpt2", 1, "token")]
 
 
 @pytest.mark.parametrize(("kind", "num_draft", "rule"), LOOPS)
@@ -27,6 +28,7 @@ def test_loop_outputs_follow_the_targets_distribution(kind: str, num_draft: int,
 
 TRANSFORMED = [("t5", name, "token") for name in TRANSFORMS]
 TRANSFORMED += [("qwen3", "together", "block"), ("blocks", "penalty", "block")]
+TRANSFORMED += [("opt", "penalty", "token"), ("gpt2", "penalty", "block")]
 
 
 @pytest.mark.parametrize(("kind", "name", "rule"), TRANSFORMED)
@@ -54,7 +56,7 @@ UNLIKE = [
 GREEDY = [Sampler(), Sampler(transform=TRANSFORMS["penalty"])]
 ROWS = [(kind, "model", "token", 1) for kind in VARIED]
 ROWS += [("t5", "model", "block", 2), ("t5", "lookup", "token", 1)]
-ROWS += [(kind, "both", "block", 1) for kind in PAIRS]
+ROWS += [(kind, "both", "block", 1) for kind in (*PAIRS, "opt")]
 
 
 @pytest.mark.parametrize(("kind", "drafter", "rule", "num_draft"), ROWS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from speculative_t5.checkpoints import locate, open_checkpoint
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.tokenizers import T5GemmaTokenizer, load_tokenizer
+from speculative_t5.tokenizers import TransformersTokenizer, load_tokenizer
 
 import pytest
 from checkpoints import END, opened
@@ -58,7 +58,7 @@ def open_tokenizer(folder: Path) -> None:
 
 
 def open_gemma_tokenizer(folder: Path) -> None:
-    tokenizer = T5GemmaTokenizer(folder)
+    tokenizer = TransformersTokenizer(folder)
     tokenizer.decode(tokenizer.encode("He goes home."))
 
 

@@ -13,7 +13,7 @@ from speculative_t5.checkpoints.inspection import family
 from speculative_t5.decoding import ModelInfo
 from speculative_t5.generation.drafting import spelled
 from speculative_t5.models import T5Config
-from speculative_t5.tokenizers import Detokenizer, T5GemmaTokenizer, load_tokenizer, pieces
+from speculative_t5.tokenizers import Detokenizer, TransformersTokenizer, load_tokenizer, pieces
 from speculative_t5.tokenizers.cleaning import CleanUp, clean_up
 from speculative_t5.tokenizers.sentencepiece_files import read_sentencepiece
 from speculative_t5.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
@@ -511,7 +511,7 @@ def test_steps_of_t5gemma_are_looked_at_too(tmp_path: Path, steps: Any) -> None:
     changed = {"type": "Sequence", "normalizers": steps}
     edit_json(tmp_path / "gemma" / "tokenizer.json", normalizer=changed)
     with refused("tokenizer.json has ", tmp_path):
-        T5GemmaTokenizer(tmp_path / "gemma")
+        TransformersTokenizer(tmp_path / "gemma")
 
 
 @pytest.mark.parametrize("kind", ["t5", "gemma"])
@@ -524,7 +524,7 @@ def test_a_panic_of_the_library_is_one_line(tmp_path: Path, kind: str) -> None:
         tokenizer = load_tokenizer(saved(t5(folder), *tokens))
     else:
         write_tokenizer(folder, "gemma")
-        tokenizer = T5GemmaTokenizer(saved(folder, *tokens))
+        tokenizer = TransformersTokenizer(saved(folder, *tokens))
     assert tokenizer.encode("a <new> b \n")
     with refused("fails on this text: AddedVocabulary bad split; give another one", folder):
         tokenizer.encode("a <new> \n b")

@@ -14,7 +14,7 @@ from speculative_t5.checkpoints.inspection import inspect
 from speculative_t5.models import SharingConfig, SharingDraft, T5Gemma, copy_layers
 from speculative_t5.models.config import T5GEMMA_TYPES
 from speculative_t5.models.t5gemma_config import T5GemmaConfig
-from speculative_t5.tokenizers import T5GemmaTokenizer
+from speculative_t5.tokenizers import TransformersTokenizer
 
 import mlx.core as mx
 import numpy as np
@@ -286,7 +286,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_begin_token_is_not_doubled(folder: Path) -> None:
-    tokenizer = T5GemmaTokenizer(folder)
+    tokenizer = TransformersTokenizer(folder)
     plain = tokenizer.encode("He go")
     assert plain[0] == 2 and plain.count(2) == 1
     assert tokenizer.encode("<bos>He go") == plain
@@ -296,10 +296,10 @@ def test_the_begin_token_is_not_doubled(folder: Path) -> None:
 def test_tokenizers_that_cannot_be_made_are_refused(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with refused("no tokenizer can be made of", folder):
-        T5GemmaTokenizer(folder)
+        TransformersTokenizer(folder)
     (folder / "tokenizer.json").unlink()
     with refused("no tokenizer in .*: expected one of", folder):
-        T5GemmaTokenizer(folder)
+        TransformersTokenizer(folder)
 
 
 def test_no_code_of_a_folder_is_run(folder: Path) -> None:
@@ -307,7 +307,7 @@ def test_no_code_of_a_folder_is_run(folder: Path) -> None:
     auto_map = {"AutoTokenizer": ["evil.Evil", None]}
     edit_json(folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map=auto_map)
     with refused("no tokenizer can be made of", folder):
-        T5GemmaTokenizer(folder)
+        TransformersTokenizer(folder)
     assert not (folder / "pwned").exists()
 
 
@@ -320,10 +320,10 @@ def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lack)
     install = r"run pip install 'transformers>=5' 'protobuf>=4'$"
     with refused(rf"\(LlamaConverter requires the protobuf library\): {install}", folder):
-        T5GemmaTokenizer(folder)
+        TransformersTokenizer(folder)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with refused(install, folder):
-        T5GemmaTokenizer(folder)
+        TransformersTokenizer(folder)
 
 
 SAID = {"role": "user", "content": "He go home"}
@@ -335,7 +335,7 @@ def test_malformed_messages_and_bad_templates_are_refused(
     model = tiny_gemma("t5gemma", vocab_size=320)
 
     def encode(*messages: Any, chat: bool = False) -> list[int]:
-        tokenizer = T5GemmaTokenizer(folder)
+        tokenizer = TransformersTokenizer(folder)
         return SpeculativeDecoder(model, None, tokenizer, chat=chat).encode([*messages])
 
     answered = [SAID, {"role": "assistant", "content": "OK"}, SAID]
@@ -348,7 +348,7 @@ def test_malformed_messages_and_bad_templates_are_refused(
         encode({"role": "user", "content": "\udc80"})
     with monkeypatch.context() as lacking:
         lack = Mock(side_effect=ImportError("no jinja2"))
-        lacking.setattr(type(T5GemmaTokenizer(folder)._backend), "apply_chat_template", lack)
+        lacking.setattr(type(TransformersTokenizer(folder)._backend), "apply_chat_template", lack)
         with refused("run pip install 'jinja2>=3.1.6'$"):
             encode(SAID)
     template = folder / "chat_template.jinja"

@@ -13,6 +13,7 @@ from functools import partial, partialmethod
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, decoding, device
+from speculative_t5.causal import DecoderOnlyModel
 from speculative_t5.decoding.outcomes import RunRates
 from speculative_t5.generation import schedule_store
 from speculative_t5.models import T5, SharingDraft, encoder_decoder
@@ -21,7 +22,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import PAIRS, REPOSITORY, VARIED, tiny_draft, tiny_model, tiny_pair
-from decoder_only import DecoderOnlyModel
 
 NUM_THREADS = 8
 PROMPTS = [[*range(3 + i, 8 + i), 1] for i in range(NUM_THREADS)]

@@ -1,5 +1,6 @@
 """Training the decoder-only pair, and correct-base further: what is read, learned and written."""
 
+import dataclasses
 import itertools
 import json
 import lzma
@@ -49,17 +50,30 @@ def pair(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     return folder
 
 
-def test_transformers_reads_a_folder_and_has_the_same_logits(pair: Path, texts: list[str]) -> None:
+@pytest.fixture
+def small_gpt2(tmp_path: Path, texts: list[str]) -> Path:
+    """A pair of GPT-2's architecture with fewer weights, after a step."""
+    shape = train_causal.SHAPES[train_causal.GPT2]
+    sizes = {name: {"n_embd": 32, "n_layer": 2, "n_head": 2} for name in shape.models}
+    small = dataclasses.replace(shape, pieces=512, models=sizes)
+    train_causal.train_pair(texts, tmp_path, 1, 0, small)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["pair", "small_gpt2"])
+def test_transformers_reads_a_folder_and_has_the_same_logits(
+    name: str, texts: list[str], request: pytest.FixtureRequest
+) -> None:
     import torch
-    from mlx_lm.utils import load_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    reference = AutoModelForCausalLM.from_pretrained(pair / "target").eval()
-    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
-    model, config = load_model(pair / "target")
+    folder = request.getfixturevalue(name) / "target"
+    reference = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = load(folder)[0]
     ids = tokenizer.encode(texts[0][:400], add_special_tokens=False)
     assert tokenizer.decode(ids) == texts[0][:400]
-    assert tokenizer.eos_token_id == config["eos_token_id"] == reference.config.eos_token_id
+    assert {tokenizer.eos_token_id} == model.info.eos_token_ids == {reference.config.eos_token_id}
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits.numpy()
     assert expected.std() > 0.1
@@ -75,7 +89,7 @@ def test_pair_shares_a_tokenizer_and_keeps_the_end_of_the_text(
     assert ours == other
     assert texts[-1].endswith((pair / HELD_OUT_FILE).read_text(encoding="utf-8"))
     config = json.loads((pair / "target" / "config.json").read_text())
-    assert config["vocab_size"] == train_causal.PIECES
+    assert config["vocab_size"] == train_causal.SHAPES[train_causal.TINY].pieces
 
 
 @pytest.mark.cpu  # a GPU adds up gradients in any order

@@ -19,7 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from speculative_t5 import SpeculativeDecoder
+from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.causal import DecoderOnlyModel
 from speculative_t5.doctor.outputs import chi_square, p_value
 from speculative_t5.generation import VerifyRule
 
@@ -28,10 +29,6 @@ import numpy as np
 import typer
 from acceptance_counts import Counts, count_flags, count_stats
 from texts import HELD_OUT_FILE
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from decoder_only import DecoderOnlyModel, load
 
 PAIR = Path("causal-pair")
 BATCH = 64

@@ -20,14 +20,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
-from speculative_t5 import SpeculativeDecoder, device
+from speculative_t5 import SpeculativeDecoder, device, load
+from speculative_t5.causal import DecoderOnlyModel
 
 import mlx.core as mx
 import typer
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from decoder_only import DecoderOnlyModel, load
 
 SHAPES: dict[str, dict[str, Any]] = {  # as their config.json says
     "gpt2": {

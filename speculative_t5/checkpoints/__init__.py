@@ -19,7 +19,8 @@ from .model_folder import (
     named_draft,
     new_folder,
 )
+from .registered import Family
 from .t5 import open_checkpoint
 from .t5_draft import load_draft, save_draft
 from .tasks import RENAMED_OPTIONS, read_task
-from .tensors import dtype_name
+from .tensors import as_mlx, dtype_name

@@ -107,7 +107,7 @@ def look_up(name: str, revision: str | None = None) -> tuple[ModelFolder, dict[s
         folder = ModelFolder(Path(path).parent)
         if is_adapter:
             return folder, files
-        folder.model_config()  # refused here, if it is
+        folder.check()
         if files is not None:
             # With a tokenizer.json it needs no other pieces.
             others = ["spiece.model", "vocab.json", "merges.txt", "vocab.txt"]

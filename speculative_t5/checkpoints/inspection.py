@@ -17,6 +17,7 @@ from .conversion import num_parameters
 from .hub import look_up
 from .loading import locate, resolved
 from .model_folder import ModelFolder, model_folders
+from .registered import Family
 from .t5 import open_checkpoint
 from .t5_draft import inspect_draft
 from .tensors import dtype_name
@@ -112,6 +113,8 @@ def _list_model(folder: ModelFolder, size: int) -> Listed:
     if folder.kind == "t5-draft":
         target, count = inspect_draft(folder)
         return Listed(path, "draft", count, ("float16",), size, draft_for=target)
+    if folder.family:
+        return _list_registered(folder, folder.family, size)
     checkpoint, tokenizer = open_checkpoint(folder), folder.tokenizer()
     config, stored = checkpoint.config, _dtype_names(checkpoint.dtypes.values())
     if config.quantization:
@@ -121,6 +124,22 @@ def _list_model(folder: ModelFolder, size: int) -> Listed:
     if merged := folder.origin.get("adapter"):
         name += f" with {printable(str(merged))}"
     return Listed(path, name, count, stored, size, chosen, vocabulary=vocabulary)
+
+
+def _list_registered(folder: ModelFolder, family: Family, size: int) -> Listed:
+    """List a model of another family; of a quantized one, weights are packed into integers."""
+    family.check(folder)
+    tensors = folder.tensors().values()
+    how = folder.setting("quantization")
+    bits = how.get("bits") if isinstance(how, dict) else None
+    packed = 32 // bits if type(bits) is int and 0 < bits <= 32 else 1
+    count = sum(
+        math.prod(each.shape) * (packed if each.dtype == mx.uint32 else 1) for each in tensors
+    )
+    stored = (f"{bits} bits",) if packed > 1 else _dtype_names(each.dtype for each in tensors)
+    chosen, vocabulary = family.default_type(folder), folder.tokenizer().vocabulary
+    name = family.name(folder.config)
+    return Listed(folder.path, name, count, stored, size, chosen, vocabulary=vocabulary)
 
 
 def _dtype_names(dtypes: Iterable[mx.Dtype]) -> tuple[str, ...]:

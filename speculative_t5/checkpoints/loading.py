@@ -4,7 +4,7 @@ import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import mlx.core as mx
 
@@ -31,6 +31,7 @@ from .dequantizing import for_this_device, steps_of
 from .hub import download, find_cached, flat_name, look_up
 from .model_folder import ADAPTER_CONFIG, ModelFolder, find_folder, model_folders, name_of_folder
 from .nearest import nearest
+from .registered import Family
 from .t5 import Checkpoint, open_checkpoint
 from .t5_draft import load_draft
 from .tensors import as_mlx
@@ -69,6 +70,7 @@ def load(
 
     The tokenizer's `prefix` and the model's `min_probability` are those in config.json, if any.
     All names and shapes are checked first; then weights are read and cast one tensor at a time.
+    Models of other families, such as decoder-only ones, are read by what is registered for them.
 
     Args:
         name_or_path: A model folder or a Hugging Face folder; the name of a model folder (see
@@ -89,8 +91,8 @@ def load(
             merged into the model that it names.
 
     Raises:
-        ValueError: If there is no such folder or name, it is not a whole T5 or T5Gemma or it is
-            the draft of another target, it cannot compute in that type, or it cannot be split so.
+        ValueError: If there is no such folder or name, it is not a whole model or it is the draft
+            of another target, it cannot compute in that type, or it cannot be split so.
     """
     device.enter_thread()
     device.limit_memory()
@@ -106,6 +108,8 @@ def load(
             f"only a T5 can be split among processes: load {folder.path} without a group"
         )
     name = short_name(name_or_path)
+    if folder.family:
+        return _load_registered(folder, folder.family, computed, name)
     if folder.kind == "t5-draft":
         draft = load_draft(folder.path, target, computed)
         draft.name = name
@@ -116,10 +120,25 @@ def load(
     return model, tokenizer
 
 
+def _load_registered(
+    folder: ModelFolder, family: Family, dtype: mx.Dtype | None, name: str
+) -> tuple[EncoderDecoder, Tokenizer]:
+    """Load a model of another family: a `LanguageModel`, which need not be an `EncoderDecoder`."""
+    loaded, tokenizer = family.load(folder, dtype)
+    model = cast(Any, loaded)
+    model.name = name
+    return model, _with_settings(tokenizer, folder)
+
+
 def read_tokenizer(folder: ModelFolder) -> Any:
     """Load a model's tokenizer alone, with what `load` adds to it."""
-    prefix, corrects = folder.prefix, folder.corrects  # refused before files are read
-    tokenizer: Any = folder.tokenizer()
+    _ = folder.prefix, folder.corrects  # refused before files are read
+    return _with_settings(folder.tokenizer(), folder)
+
+
+def _with_settings(tokenizer: Any, folder: ModelFolder) -> Any:
+    """Return a tokenizer with what config.json says of texts."""
+    prefix, corrects = folder.prefix, folder.corrects
     tokenizer.prefix, tokenizer.corrects = prefix, corrects
     tokenizer.languages = read_languages(folder.config, tokenizer.vocabulary)
     # Of madlad400, which alone has such tokens, its authors say so.
@@ -130,6 +149,8 @@ def read_tokenizer(folder: ModelFolder) -> Any:
 
 def default_type_of(folder: ModelFolder) -> DefaultType:
     """Return the type that `load` chooses for a model; a sharing draft has its target's."""
+    if folder.family:
+        return folder.family.default_type(folder)
     return open_checkpoint(folder).default_type
 
 

@@ -26,11 +26,12 @@ from ..models import (
 )
 from ..tokenizers import (
     TOKENIZER_FILES,
-    T5GemmaTokenizer,
     Tokenizer,
+    TransformersTokenizer,
     has_tokenizer,
     load_tokenizer,
 )
+from .registered import Family, family_of
 from .tensors import GET_MODEL_AGAIN, NewTensor, StoredTensor, read_safetensors, write_npz
 
 WEIGHTS_VARIABLE = "SPECULATIVE_T5_WEIGHTS"  # names the folder that comes before all others
@@ -56,7 +57,7 @@ FOLDER_IS_BUSY = (
 )
 DIGEST_BLOCK, DIGEST_BLOCKS = 2**16, 64  # bytes, and how many of each file are read for a digest
 
-Kind = Literal["t5", "t5-draft"]
+Kind = Literal["t5", "t5-draft", "registered"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,17 @@ class ModelFolder:
     @property
     def kind(self) -> Kind:
         """What it seems to hold: by default a T5, whose loader then judges it."""
-        return "t5-draft" if self.setting("model_type") == DRAFT_TYPE else "t5"
+        if self.setting("model_type") == DRAFT_TYPE:
+            return "t5-draft"
+        return "registered" if self.family else "t5"
+
+    @cached_property
+    def family(self) -> Family | None:
+        """What reads it, if it is of another family that is registered."""
+        try:
+            return family_of(self.config)
+        except (OSError, ValueError):
+            return None  # `config` says why
 
     @property
     def is_converted(self) -> bool:
@@ -166,6 +177,13 @@ class ModelFolder:
     def ends(self) -> list[int]:
         """The ids that end an output, those in generation_config.json before config.json's."""
         return self._ids("eos_token_id") or self._ids("eos_token_id", "config.json")
+
+    def check(self) -> None:
+        """Refuse a model that cannot be loaded, as far as its config.json shows it."""
+        if self.family:
+            self.family.check(self)
+        else:
+            self.model_config()
 
     def model_config(self) -> ModelConfig:
         """Read the config of a T5 or T5Gemma; refuse other models.
@@ -245,11 +263,13 @@ class ModelFolder:
 
     def tokenizer(self) -> Tokenizer:
         """Load the tokenizer; a T5's is checked to fit it."""
+        if self.family:
+            return self.family.read_tokenizer(self)
         config = self.model_config()
         if isinstance(config, T5Config):
             rows = self.new_vocab_size or config.vocab_size
             return load_tokenizer(self.tokenizer_path, replace(config, vocab_size=rows))
-        return T5GemmaTokenizer(self.tokenizer_path)
+        return TransformersTokenizer(self.tokenizer_path)
 
     @property
     def weights(self) -> Path | None:

@@ -135,6 +135,11 @@ def _load_task(
 ) -> distilling.DistillTask:
     """Load the target, and the draft to train further if there is one."""
     target, tokenizer = load(model, dtype=dtype)
+    if target.info.is_decoder_only:
+        raise ValueError(
+            f"{model} is a decoder-only model, and distill makes drafts that share a target's "
+            "encoder: give a smaller model with its tokenizer as --draft-model, or lookup"
+        )
     start = load(start_from, dtype=target.dtype, target=target)[0] if start_from else None
     if not isinstance(start, SharingDraft | None):
         raise ValueError(f"{start_from} is a whole model, expected a draft that `distill` has made")

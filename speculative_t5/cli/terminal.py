@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # rich takes time to import
     from rich.text import Text
 
 MAX_NAMED = 5  # characters that a vocabulary lacks
+# Options of other programs for speculative decoding, by their names here.
+NAMES_ELSEWHERE = {"gamma": "num-draft", "max-new-tokens": "max-tokens"}
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_SOME_FAILED, EXIT_INTERRUPTED = 1, 2, 3, 130
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # typer exports one of its errors about arguments; this is their base class.
@@ -77,13 +79,22 @@ class Failure(RuntimeError):
     """A failure while running whose message says what to do."""
 
 
+def option_name(typed: str) -> str:
+    """Return an option's name here, for one as it is typed: underscores are hyphens."""
+    name = typed.replace("_", "-")
+    return NAMES_ELSEWHERE.get(name, name)
+
+
 def new_app(*, completion: bool = False) -> typer.Typer:
     """Make an application without commands; `completion` adds options that set up a shell's."""
     return typer.Typer(
         add_completion=completion,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "token_normalize_func": option_name,
+        },
     )
 
 

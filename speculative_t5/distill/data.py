@@ -18,8 +18,8 @@ from ..tokenizers import (
     PROMPT_SUFFIXES,
     Format,
     PromptEncoder,
-    T5GemmaTokenizer,
     Tokenizer,
+    TransformersTokenizer,
 )
 
 HELD_OUT, MOST_HELD_OUT = 20, 200  # one prompt in 20, and no more than 200
@@ -190,7 +190,7 @@ class _Reader:
     def _target(self, completion: str) -> list[int]:
         """Return the ids that an output has: up to EOS, which a completion may name itself."""
         info, ids = self.encoder.model.info, self.tokenizer.encode(completion)
-        if isinstance(self.tokenizer, T5GemmaTokenizer):  # it begins texts, and ends none
+        if isinstance(self.tokenizer, TransformersTokenizer):  # it begins texts, and ends none
             ids = ids[len(self.tokenizer.encode("")) :]
         ids = [*ids, info.eos_token_id]  # GPT-2's and BERT's tokenizers, too, add none
         return ids[: next(i for i, token in enumerate(ids, 1) if token in info.eos_token_ids)]

@@ -63,8 +63,12 @@ def accelerate(model: EncoderDecoder | SharingDraft) -> None:
     are computed with as they are stored if the rest of the model is float32.
     MLX cannot differentiate these operations.
     """
-    if model.dtype != mx.float32 or not takes_stored():
-        return
-    for module in model.modules():  # those that a draft shares are its target's
+    if model.dtype == mx.float32 and takes_stored():
+        accelerate_modules(model)  # those that a draft shares are its target's
+
+
+def accelerate_modules(model: nn.Module) -> None:
+    """Make modules of a model of any family faster ones; it has to compute in float32."""
+    for module in model.modules():
         if faster := layers.faster_class(module):
             module.__class__ = faster

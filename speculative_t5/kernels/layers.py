@@ -26,13 +26,7 @@ class FusedEmbedding(nn.Embedding):
     """An embedding that returns NaN for ids out of its range, which MLX does not check."""
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        matrix = _matrix(self)
-        x: mx.array
-        if matrix is not None and _usable():
-            x = library.embed(tokens.astype(mx.int32), matrix)
-        else:
-            x = super().__call__(tokens)
-        return x
+        return _embed(self, tokens, super().__call__)
 
 
 class StoredEmbedding(FusedEmbedding):
@@ -41,6 +35,12 @@ class StoredEmbedding(FusedEmbedding):
     def __call__(self, tokens: mx.array) -> mx.array:
         x: mx.array = super().__call__(tokens).astype(mx.float32)
         return x
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        if self.weight.dtype == mx.float32:
+            y: mx.array = super().as_linear(x)
+            return y
+        return _product(self, x, super().as_linear)
 
 
 class StoredLinear(nn.Linear):
@@ -58,7 +58,8 @@ class StoredLinear(nn.Linear):
 class QuantizedEmbedding(nn.QuantizedEmbedding):
     """As `FusedEmbedding`."""
 
-    __call__ = FusedEmbedding.__call__
+    def __call__(self, tokens: mx.array) -> mx.array:
+        return _embed(self, tokens, super().__call__)
 
     def as_linear(self, x: mx.array) -> mx.array:
         return _product(self, x, super().as_linear)
@@ -182,11 +183,22 @@ def _feed_forward(layer: t5.EncoderLayer | t5.DecoderLayer, x: mx.array) -> mx.a
     return y
 
 
-def _product(module: nn.Module, x: mx.array, plain: Callable[[mx.array], mx.array]) -> mx.array:
-    """Return x times a matrix; `plain` does so where the library cannot."""
+def _embed(module: nn.Module, tokens: mx.array, plain: Callable[[mx.array], mx.array]) -> mx.array:
+    """Return rows of a matrix by ids; `plain` does so where the library cannot."""
     matrix = _matrix(module)
-    y: mx.array = plain(x) if matrix is None or not _usable(x) else library.linear(x, matrix)
-    return y
+    if matrix is None or tokens.ndim != 2 or not _usable():
+        return plain(tokens)
+    x: mx.array = library.embed(tokens.astype(mx.int32), matrix)
+    return x
+
+
+def _product(module: nn.Module, x: mx.array, plain: Callable[[mx.array], mx.array]) -> mx.array:
+    """Return x times a matrix, plus its bias if any; `plain` does so where the library cannot."""
+    matrix = _matrix(module, takes_bias=True)
+    if matrix is None or not _usable(x):
+        return plain(x)
+    y: mx.array = library.linear(x, matrix)
+    return y + module.bias if "bias" in module else y
 
 
 def _fits(layer: t5.EncoderLayer | t5.DecoderLayer) -> bool:
@@ -210,13 +222,13 @@ def _is_norm(module: nn.Module) -> bool:
     return type(module) is nn.RMSNorm and module.weight.dtype == mx.float32
 
 
-def _matrix(module: nn.Module) -> Any:
+def _matrix(module: nn.Module, *, takes_bias: bool = False) -> Any:
     """Return a module's matrix as the library takes it; None if it cannot.
 
-    It takes those without a bias, as MLX's affine quantization packs them in 8 or 4 bits, or of
-    floats: of 16 bits only where they are computed with in float32.
+    It takes those as MLX's affine quantization packs them in 8 or 4 bits, or of floats: of 16 bits
+    only where they are computed with in float32. Fused layers take none that has a bias.
     """
-    if library is None or "bias" in module:
+    if library is None or ("bias" in module and not takes_bias):
         return None
     if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
         if module.mode != "affine" or module.bits not in BITS:

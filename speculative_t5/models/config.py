@@ -296,7 +296,8 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
     if is_decoder_only(raw):
         raise ValueError(
             f"this is a {kind} (model_type in config.json), which seems to be a decoder-only "
-            "model, and this package runs encoder-decoders: use mlx-lm"
+            "model, expected an encoder-decoder: use it as it is, or quantize it with "
+            "mlx_lm.convert"
         )
     if kind == DRAFT_TYPE:
         raise ValueError(

@@ -6,6 +6,7 @@ transformers are imported where a tokenizer of their kind is made.
 
 from .base import TOKENIZER_FILES, ChatTokenizer, Detokenizer, Tokenizer, pieces, unknown_characters
 from .bytewise import ByteTokenizer
+from .from_transformers import TransformersTokenizer
 from .languages import (
     Languages,
     is_code,
@@ -26,4 +27,3 @@ from .prompt_files import (
 )
 from .prompts import Prompt, PromptEncoder, PromptTooLong, Source, check_prompts
 from .t5 import has_tokenizer, load_tokenizer
-from .t5gemma import T5GemmaTokenizer

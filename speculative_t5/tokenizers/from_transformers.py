@@ -1,4 +1,4 @@
-"""Tokenizers of T5Gemma: transformers reads them and fills in chat templates.
+"""Tokenizers of T5Gemma and decoder-only models: transformers reads them and fills in templates.
 
 The only file that imports transformers.
 """
@@ -16,7 +16,7 @@ from .steps import check_steps, in_one_line
 NEEDS_TRANSFORMERS, NEEDS_PROTOBUF, NEEDS_JINJA2 = "transformers>=5", "protobuf>=4", "jinja2>=3.1.6"
 
 
-class T5GemmaTokenizer:
+class TransformersTokenizer:
     """A tokenizer made by transformers from a folder's files; no code in the folder is run."""
 
     def __init__(self, folder: Path) -> None:
@@ -32,6 +32,12 @@ class T5GemmaTokenizer:
         special = {*self._backend.all_special_ids, *(i for i, token in added if token.special)}
         self._known = frozenset(ids.values())
         self.vocabulary: Vocabulary = as_vocabulary(ids, special)
+
+    @property
+    def ends(self) -> list[int]:
+        """The id that the tokenizer's files name as EOS, if they do."""
+        end: int | None = self._backend.eos_token_id
+        return [] if end is None else [end]
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, no EOS; the begin token goes first unless it is there."""

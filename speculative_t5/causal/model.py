@@ -1,0 +1,140 @@
+"""`DecoderOnlyModel`: a `LanguageModel` over a model of mlx-lm, or over any with its interface."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .. import device
+from ..decoding import ModelInfo, Vocabulary, fingerprint
+from ..errors import first_line
+from .session import DecoderOnlySession, KeysValues, LayerShape
+
+POSITION_TABLES = ("wpe", "embed_positions")  # names of tables of learned positions
+
+
+class DecoderOnlyModel:
+    """A `LanguageModel` over a model of mlx-lm, or over any that accepts its caches.
+
+    Contexts begin with the prompt, and outputs continue it.
+
+    Args:
+        model: Called with tokens (B, L) and a cache for each layer; returns logits (B, L, V).
+            Refused if its own cache cannot be rewound, or it cannot read rows of different lengths.
+        eos_token_id: The id that ends an output, as do `extra_eos_ids`.
+        max_context: Largest number of tokens of prompt and output together; None for no limit.
+        vocabulary: That of its tokenizer, which a draft's must equal; None if unknown.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        eos_token_id: int,
+        max_context: int | None,
+        extra_eos_ids: Iterable[int] = (),
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
+        device.enter_thread()
+        check_cache(model)
+        clamp_positions(model)
+        self.model = model
+        self.name: str | None = None  # by which it was loaded
+        self.shapes, vocab_size = shapes_of(model)
+        ends = frozenset({eos_token_id, *extra_eos_ids})
+        self.info = ModelInfo(
+            vocab_size=vocab_size,
+            eos_token_id=eos_token_id,
+            eos_token_ids=ends,
+            special_tokens=ends,
+            is_decoder_only=True,
+            max_context=max_context,
+            max_source_length=max_context or sys.maxsize,
+        ).with_vocabulary(vocabulary)
+        # Not the parameters alone: another thread could not evaluate an array begun in this one.
+        mx.eval(model)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal digest of its shapes and of a sample of every weight."""
+        return fingerprint(repr(self.shapes), self.model.parameters())
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
+    ) -> tuple[DecoderOnlySession, list[list[int]]]:
+        """Read the prompts except their last tokens, with which decoding begins."""
+        device.enter_thread()
+        session = DecoderOnlySession(self, len(prompts), width)
+        session.read(prompts)
+        return session, [list(prompt) for prompt in prompts]
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        """Score whole sequences (B, L): logits (B, L, V) of what follows each token."""
+        device.enter_thread()
+        logits: mx.array = self.model(tokens)
+        return logits
+
+
+def check_cache(model: nn.Module) -> None:
+    """Refuse a model whose cache cannot be rewound row by row: only keys and values can be."""
+    make: Any = getattr(model, "make_cache", list)  # a list of mlx-lm's caches
+    others = sorted({type(cache).__name__ for cache in make()} - {"KVCache"})
+    if others:
+        raise ValueError(
+            f"the model keeps its context in {', '.join(others)}, which cannot be rewound row by "
+            "row: use a model with plain keys and values"
+        )
+
+
+class ClampedPositions(nn.Module):
+    """A table of learned positions whose last row stands for all beyond it.
+
+    Rows near their end are fed tokens beyond it, as their neighbours are; MLX does not check.
+    """
+
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table = table
+
+    def __call__(self, positions: mx.array) -> mx.array:
+        found: mx.array = self.table(mx.minimum(positions, self.table.weight.shape[0] - 1))
+        return found
+
+
+def clamp_positions(model: nn.Module) -> None:
+    """Put `ClampedPositions` in the place of tables of learned positions."""
+    for module in model.modules():
+        for name in POSITION_TABLES:
+            if name in module and not isinstance(module[name], ClampedPositions):
+                module[name] = ClampedPositions(module[name])
+
+
+class _Probe:
+    """A cache of two rows of different lengths that records the shapes of keys and values."""
+
+    def __init__(self) -> None:
+        self.offset = mx.array([0, 1])
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
+        self.seen: LayerShape = (keys.shape[1], (keys.shape[3], values.shape[3]), keys.dtype)
+        return keys, values
+
+    def make_mask(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def shapes_of(model: nn.Module) -> tuple[list[LayerShape], int]:
+    """Return the shapes of the layers' keys and values, and the width of the logits."""
+    probes = [_Probe() for _ in model.layers]
+    try:  # a graph that is never evaluated
+        logits = model(mx.zeros((2, 1), dtype=mx.int32), cache=probes)
+    except Exception as error:  # models that take the offset for a number raise anything
+        raise ValueError(
+            f"the model cannot read rows of different lengths side by side ({first_line(error)}): "
+            "choose another"
+        ) from error
+    return [probe.seen for probe in probes], int(logits.shape[-1])
