@@ -20,12 +20,21 @@ from conftest import edit_json, needs_layers
 from mlx.utils import tree_flatten
 
 pytest.importorskip("mlx_lm")
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in SHAPES},
     "gpt2 as first saved": ("gpt2", {}),
     "opt normed behind": ("opt", POST_NORM),
     "opt without biases": ("opt", {"enable_bias": False, "activation_function": "gelu"}),
     "qwen2": ("qwen2", SHAPES["llama"] | {"rope_theta": 500.0}),
+    "llama with scaled rotations": ("llama", {"rope_parameters": SCALED}),
 }
 TOKENS = [[5, 17, 260, 3, 99, 1, 42, 8, 8, 310], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
 MOST = 24  # tokens of an output

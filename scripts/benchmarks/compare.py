@@ -3,12 +3,13 @@
     python scripts/benchmarks/compare.py pair  --data deu.txt.xz
     python scripts/benchmarks/compare.py shape t5-base
     python scripts/benchmarks/compare.py batches --data deu.txt.xz
+    python scripts/benchmarks/compare.py causal causal-gpt2 --batch-size 1
 
 `pair` runs the shipped pair on held-out text (the data that weights/README.md names), `shape` runs
 random weights of a published shape, both one prompt at a time; `batches` runs the pair on many
-sentences, in batches of several sizes. Decoding is greedy. Ours runs on the device that
-MLX uses, the others on the same GPU if they can, else on the CPU; all in one type, except for
-CTranslate2's int8. What cannot run so is left out, in one line that says why.
+sentences, in batches of several sizes; `causal` runs a decoder-only pair. Decoding is greedy. Ours
+runs on the device that MLX uses, the others on the same GPU if they can, else on the CPU; all in
+one type, except for CTranslate2's int8. What cannot run so is left out, in one line that says why.
 
 Each program has a process of its own, since a BLAS loaded for one changes another. Only one runs at
 a time: they take turns prompt by prompt, in a random order for each turn. A first pass over all
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from programs import ASSISTED, BY_TYPES, COMBINED, IN_BATCHES, PLAIN, PROGRAMS, WITH_BEAMS
+from programs import ASSISTED, BY_TYPES, CAUSAL, COMBINED, IN_BATCHES, PLAIN, PROGRAMS, WITH_BEAMS
 from programs.checkpoints import as_ctranslate2, as_hugging_face, write_draft
 from programs.length_worker import load_way
 from programs.measuring import compare
@@ -300,6 +301,42 @@ def batches(
         workers = start(names, options, place, probes, LIMIT, stack, BATCHES)
         title = f"{model} and {draft}, num_draft {num_draft}, {count} sentences, {turns} turns"
         compare_batches(title, workers, prompts, LIMIT, sizes, turns, as_json=as_json)
+
+
+@app.command()
+def causal(
+    pair: Annotated[Path, typer.Argument(help="Folder with a target and a draft.")],
+    prompts_in: Annotated[
+        Path | None, typer.Option(help="Text to take prompts from.", show_default="held-out.txt")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 16,
+    source: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an output.")] = 128,
+    batch_size: Annotated[str, typer.Option(help="Rows of a batch, several by commas.")] = "1",
+    turns: TurnsOption = 3,
+    num_draft: NumDraftOption = 4,
+    only: OnlyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare on a pair of decoder-only models, such as weights/training/train_causal.py makes."""
+    for name in only or ():
+        if name not in CAUSAL:
+            raise typer.BadParameter(f"no program {name!r}, expected one of: {', '.join(CAUSAL)}")
+    names = [name for name in CAUSAL if not only or name in only or name == PLAIN]
+    sizes, (setting, _) = sizes_of(batch_size), setting_of(None)
+    from speculative_t5.checkpoints import locate, read_tokenizer
+
+    from programs.causal import windows_of
+
+    text = (prompts_in or pair / "held-out.txt").read_text(encoding="utf-8")
+    ids = read_tokenizer(locate(pair / "target")).encode(text)
+    prompts = windows_of(ids, count, source)
+    options = setting | {"num_draft": num_draft, "causal": True}
+    with contextlib.ExitStack() as stack:
+        workers = start(names, options, pair, prompts[:2], tokens, stack, BATCHES)
+        lengths = f"{source} source tokens, at most {tokens} of output"
+        title = f"{pair.name}, {lengths}, num_draft {num_draft}, {count} prompts, {turns} turns"
+        compare_batches(title, workers, prompts, tokens, sizes, turns, as_json=as_json)
 
 
 def sizes_of(batch_size: str) -> list[int]:

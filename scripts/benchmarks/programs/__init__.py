@@ -39,3 +39,6 @@ BY_TYPES = (
 )
 # Those that decode in batches.
 IN_BATCHES = BY_TYPES
+MLX_LM, MLX_LM_SPECULATIVE = "mlx-lm", "mlx-lm speculative"
+# Those that run decoder-only pairs.
+CAUSAL = PLAIN, SPECULATIVE, AUTO, MLX_LM, MLX_LM_SPECULATIVE, "transformers", ASSISTED

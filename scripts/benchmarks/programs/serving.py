@@ -142,6 +142,10 @@ def load_program(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, A
 
 def load_in_batches(name: str, spec: dict[str, Any]) -> tuple[GenerateAll, dict[str, Any]]:
     """Return a program that decodes in batches, and what `load_program` says of it."""
+    if spec.get("causal"):
+        from programs.causal import load_causal
+
+        return load_causal(name, spec)
     if name not in IN_BATCHES:
         raise CannotRun("it is not measured in batches")
     place = Path(spec["place"])
