@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         GenerationOptions,
         SpeculativeDecoder,
         Token,
+        pipeline,
     )
     from .models import T5Config
 
@@ -44,6 +45,7 @@ _PACKAGES = {
     "T5Config": "models",
     "Token": "generation",
     "load": "checkpoints",
+    "pipeline": "generation",
 }
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "Token",
     "__version__",
     "load",
+    "pipeline",
 ]
 
 

@@ -109,7 +109,9 @@ def test_weights_of_torch_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("kind", ["gpt2", "qwen3"])
-def test_folders_that_mlx_lm_has_quantized(bits: int, kind: str, tmp_path: Path) -> None:
+def test_folders_that_mlx_lm_has_quantized(
+    bits: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As they are: logits are those of mlx-lm's own model."""
     from mlx_lm.convert import convert
     from mlx_lm.utils import load_model
@@ -130,6 +132,11 @@ def test_folders_that_mlx_lm_has_quantized(bits: int, kind: str, tmp_path: Path)
     np.testing.assert_allclose(np.array(found), np.array(expected), atol=0.05)
     kinds = {weight.dtype for _, weight in tree_flatten(model.model.parameters())}  # type: ignore
     assert mx.uint32 in kinds
+    monkeypatch.setenv("SPECULATIVE_T5_WEIGHTS", str(tmp_path))
+    listed = {each.folder.name: each for each in list_models()}
+    assert listed["small"].stored == (f"{bits} bits",) and not listed["small"].error
+    # Scales and biases, of 32 numbers each, count as well.
+    assert 1 < listed["small"].num_parameters / listed["whole"].num_parameters < 1.1
     assert (
         SpeculativeDecoder(model, model, num_draft=3).generate(TOKENS[0], max_tokens=MOST).tokens
         == SpeculativeDecoder(model).generate(TOKENS[0], max_tokens=MOST).tokens
@@ -161,8 +168,53 @@ def test_each_end_that_a_folder_names_ends_outputs(tmp_path: Path) -> None:
         edit_json(tmp_path / name, eos_token_id=None)
     assert load(tmp_path)[0].info.eos_token_ids == {0}  # its tokenizer's
     edit_json(tmp_path / "tokenizer_config.json", eos_token=None)
-    with refused("does not say what ends an output"):
+    with refused("nothing ends an output"):
         load(tmp_path)
+    edit_json(tmp_path / "config.json", eos_token_id=[10**6])  # that no row stands for
+    edit_json(tmp_path / "tokenizer_config.json", eos_token="<|endoftext|>")
+    assert load(tmp_path)[0].info.eos_token_ids == {0}
+
+
+def test_other_weights_in_the_folder_are_not_mixed_in(tmp_path: Path) -> None:
+    write_causal(tmp_path)
+    (tmp_path / "model.fp16.safetensors").write_bytes(b"others")
+    with refused("holds other weights beside its own, model.fp16.safetensors"):
+        load(tmp_path)
+
+
+def test_matrices_that_are_stored_transposed_are_in_order(tmp_path: Path) -> None:
+    """Or each pass would copy them."""
+    write_causal(tmp_path, "gpt2", dtype="bfloat16")
+    model: Any = load(tmp_path)[0]
+    for name, weight in tree_flatten(model.model.parameters()):
+        strides = memoryview(weight.astype(mx.float32) if weight.ndim < 2 else weight).strides
+        assert sorted(strides or (), reverse=True) == list(strides or ()), name
+
+
+def test_rows_that_are_read_otherwise_side_by_side_are_refused(tmp_path: Path) -> None:
+    """Gemma 2 takes a mask by row for one by head, in mlx-lm 0.32."""
+    shape = SHAPES["llama"] | {"head_dim": 8, "tie_word_embeddings": True, "sliding_window": 48}
+    for heads in (2, 3):
+        SHAPES["gemma2"] = shape | {"num_attention_heads": 6, "num_key_value_heads": heads}
+        write_causal(tmp_path / str(heads), "gemma2")
+        with refused("cannot read rows of different lengths side by side", tmp_path):
+            load(tmp_path / str(heads))
+
+
+def test_an_entry_point_that_is_broken_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_causal(tmp_path)
+    for value, message in (
+        ("absent_module:family", "cannot be loaded .ModuleNotFoundError: "),
+        ("json:dumps", "is no Family"),
+    ):
+        points = [EntryPoint("qwen3", value, registered.GROUP)]
+        monkeypatch.setattr(registered, "entry_points", lambda group, points=points: points)
+        registered._registered.cache_clear()
+        with refused(f"the entry point qwen3 of the group .* {message}"):
+            load(tmp_path)
+    registered._registered.cache_clear()
 
 
 def test_a_text_begins_with_one_begin_token(tmp_path: Path) -> None:
@@ -201,6 +253,11 @@ def test_a_window_of_attention_bounds_the_context(tmp_path: Path) -> None:
         ("opt", {"activation_function": "silu"}, "expected relu or gelu"),
         ("opt", {"tie_word_embeddings": False}, "expected true for an OPT"),
         ("opt", {"vocab_size": "many"}, "vocab_size in config.json is 'many'"),
+        ("gpt2", {"n_layer": 10**9}, "n_layer in config.json"),
+        ("opt", {"num_attention_heads": 5}, "expected a divisor of hidden_size, which is 24"),
+        ("opt", {"activation_function": ["relu"]}, "expected relu or gelu"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act in config.json is 'gelu', expected silu"),
+        ("llama", {"model_type": "glm"}, "of which mlx-lm rotates whole heads"),
         ("qwen3", {"model_type": "nonsense"}, "mlx-lm cannot make a model of .*nonsense"),
         ("qwen3", {"hidden_size": 32}, "mlx-lm cannot make a model of"),
         ("qwen3", {"model_file": "code.py"}, "mlx-lm cannot make a model of"),
@@ -263,7 +320,7 @@ def test_a_family_may_be_registered_by_its_own_type(
         assert ModelFolder(tmp_path).family is decoder_only
         edit_json(tmp_path / "config.json", model_type="t5")
         assert ModelFolder(tmp_path).family is None
-        edit_json(tmp_path / "config.json", model_type="qwen3", architectures=["A" + "ForMaskedLM"])
+        edit_json(tmp_path / "config.json", model_type="gpt2", architectures=["A" + "ForMaskedLM"])
         assert ModelFolder(tmp_path).family is None
     finally:
         registered._registered.cache_clear()
@@ -271,6 +328,9 @@ def test_a_family_may_be_registered_by_its_own_type(
 
 class FakeFamily:
     """Stands for one of another package."""
+
+    @staticmethod
+    def load() -> None: ...
 
 
 def test_models_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

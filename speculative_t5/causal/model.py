@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,6 +14,8 @@ from ..decoding import ModelInfo, Vocabulary, fingerprint
 from ..errors import first_line
 from .session import DecoderOnlySession, KeysValues, LayerShape
 
+ROW_LENGTHS = 2, 5, 3  # of the rows that are tried out
+ALIKE = 0.1  # how far logits may differ of the largest, as they do by rounding in 16 bits
 POSITION_TABLES = ("wpe", "embed_positions")  # names of tables of learned positions
 
 
@@ -57,6 +59,7 @@ class DecoderOnlyModel:
         ).with_vocabulary(vocabulary)
         # Not the parameters alone: another thread could not evaluate an array begun in this one.
         mx.eval(model)
+        check_rows(self)
 
     @property
     def fingerprint(self) -> str:
@@ -77,6 +80,38 @@ class DecoderOnlyModel:
         device.enter_thread()
         logits: mx.array = self.model(tokens)
         return logits
+
+
+def check_rows(model: DecoderOnlyModel) -> None:
+    """Refuse a model that reads rows of different lengths otherwise than each by itself.
+
+    Masks and positions by row are no part of what mlx-lm's models promise.
+    """
+    size = model.info.vocab_size
+    rows = [[size - 1 - i for i in range(count)] for count in ROW_LENGTHS]
+    if model.info.max_context is not None and model.info.max_context < max(ROW_LENGTHS) + 1:
+        return
+    try:
+        found = _last_logits(model, rows)
+        alone = mx.concatenate([_last_logits(model, [row]) for row in rows])
+        difference, scale = mx.abs(found - alone).max().item(), mx.abs(alone).max().item()
+    except Exception as error:  # masks of shapes that a model does not take
+        raise _unlike_rows(first_line(error)) from error
+    if cast(float, difference) > ALIKE * cast(float, scale):
+        raise _unlike_rows("their logits differ from those of single rows")
+
+
+def _last_logits(model: DecoderOnlyModel, rows: Sequence[Sequence[int]]) -> mx.array:
+    """Return the logits (B, 1, V) float32 that follow each row."""
+    session, contexts = model.start(rows)
+    last = mx.array([context[-1:] for context in contexts], dtype=mx.int32)
+    return session.step(last).astype(mx.float32)
+
+
+def _unlike_rows(found: str) -> ValueError:
+    return ValueError(
+        f"the model cannot read rows of different lengths side by side ({found}): choose another"
+    )
 
 
 def check_cache(model: nn.Module) -> None:
@@ -132,9 +167,7 @@ def shapes_of(model: nn.Module) -> tuple[list[LayerShape], int]:
     probes = [_Probe() for _ in model.layers]
     try:  # a graph that is never evaluated
         logits = model(mx.zeros((2, 1), dtype=mx.int32), cache=probes)
+        shapes = [probe.seen for probe in probes]
     except Exception as error:  # models that take the offset for a number raise anything
-        raise ValueError(
-            f"the model cannot read rows of different lengths side by side ({first_line(error)}): "
-            "choose another"
-        ) from error
-    return [probe.seen for probe in probes], int(logits.shape[-1])
+        raise _unlike_rows(first_line(error)) from error
+    return shapes, int(logits.shape[-1])

@@ -58,8 +58,14 @@ def check_opt(config: Mapping[str, Any]) -> None:
     """Refuse a config.json of an OPT that is not computed here."""
     for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
         read_size(config, name)
+    heads, size = config["num_attention_heads"], config["hidden_size"]
+    if size % heads:
+        raise ValueError(
+            f"num_attention_heads in config.json is {heads}, expected a divisor of hidden_size, "
+            f"which is {size}"
+        )
     activation = config.get("activation_function", "relu")
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(
             f"activation_function in config.json is {shown(activation)}, expected "
             f"{' or '.join(ACTIVATIONS)}"

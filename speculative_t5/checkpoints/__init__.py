@@ -22,5 +22,5 @@ from .model_folder import (
 from .registered import Family
 from .t5 import open_checkpoint
 from .t5_draft import load_draft, save_draft
-from .tasks import RENAMED_OPTIONS, read_task
+from .tasks import KNOWN_SETTINGS, RENAMED_OPTIONS, read_task, settings_as_options
 from .tensors import as_mlx, dtype_name

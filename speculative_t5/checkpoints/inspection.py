@@ -127,16 +127,9 @@ def _list_model(folder: ModelFolder, size: int) -> Listed:
 
 
 def _list_registered(folder: ModelFolder, family: Family, size: int) -> Listed:
-    """List a model of another family; of a quantized one, weights are packed into integers."""
+    """List a model of another family."""
     family.check(folder)
-    tensors = folder.tensors().values()
-    how = folder.setting("quantization")
-    bits = how.get("bits") if isinstance(how, dict) else None
-    packed = 32 // bits if type(bits) is int and 0 < bits <= 32 else 1
-    count = sum(
-        math.prod(each.shape) * (packed if each.dtype == mx.uint32 else 1) for each in tensors
-    )
-    stored = (f"{bits} bits",) if packed > 1 else _dtype_names(each.dtype for each in tensors)
+    count, stored = family.describe(folder)
     chosen, vocabulary = family.default_type(folder), folder.tokenizer().vocabulary
     name = family.name(folder.config)
     return Listed(folder.path, name, count, stored, size, chosen, vocabulary=vocabulary)

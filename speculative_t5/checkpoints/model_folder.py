@@ -100,9 +100,10 @@ class ModelFolder:
     def family(self) -> Family | None:
         """What reads it, if it is of another family that is registered."""
         try:
-            return family_of(self.config)
+            config = self.config
         except (OSError, ValueError):
             return None  # `config` says why
+        return family_of(config)
 
     @property
     def is_converted(self) -> bool:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import mlx.core as mx
 
 from ..decoding import LanguageModel
 from ..device import DefaultType
-from ..models import is_decoder_only
+from ..errors import first_line
+from ..models import OWN_TYPES, is_decoder_only
 from ..tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class Family(Protocol):
     def check(self, folder: ModelFolder) -> None:
         """Raise ValueError if config.json alone shows that a model cannot be read."""
 
+    def describe(self, folder: ModelFolder) -> tuple[int, tuple[str, ...]]:
+        """Return the number of parameters, and the types that they are stored in, by name."""
+
     def default_type(self, folder: ModelFolder) -> DefaultType:
         """Return the type that a model computes in if none is asked for."""
 
@@ -47,12 +51,31 @@ class Family(Protocol):
 def family_of(config: Mapping[str, Any]) -> Family | None:
     """Return what reads models with this config.json; None for this package's own."""
     kind = config.get("model_type")
-    return _registered(kind) if isinstance(kind, str) and is_decoder_only(config) else None
+    if not isinstance(kind, str) or kind in OWN_TYPES:
+        return None
+    names = (kind, DECODER_ONLY) if is_decoder_only(config) else (kind,)
+    return next(filter(None, map(_registered, names)), None)
 
 
 @cache
-def _registered(model_type: str) -> Family | None:
-    """Return what is registered for a `model_type`, else for decoder-only models, if anything."""
-    known = {point.name: point for point in entry_points(group=GROUP)}
-    found = known.get(model_type) or known.get(DECODER_ONLY)
-    return cast(Family, found.load()) if found else None
+def _registered(name: str) -> Family | None:
+    """Return what is registered by a name, if anything."""
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return _loaded(point)
+    return None
+
+
+def _loaded(point: EntryPoint) -> Family:
+    """Return what an entry point leads to; refuse one that is broken."""
+    where = f"the entry point {point.name} of the group {GROUP} ({point.value})"
+    try:
+        found = point.load()
+    except Exception as error:  # whatever a package raises when it is imported
+        raise ValueError(
+            f"{where} cannot be loaded ({type(error).__name__}: {first_line(error)}): install or "
+            "remove the package that registers it"
+        ) from error
+    if not callable(getattr(found, "load", None)):
+        raise ValueError(f"{where} is no Family: leave out the package that registers it")
+    return cast(Family, found)

@@ -30,6 +30,13 @@ RENAMED_OPTIONS = {
     "bad_words_ids": "bad_words",
     "stop_strings": "stop",
 }
+OTHER_SETTINGS = (
+    "max_length",
+    "min_length",
+    "do_sample",
+    "temperature",
+    "forced_bos_token_id",
+)
 START_ID = "decoder_start_token_id"
 OTHER_IDS = ("eos_token_id", "pad_token_id")
 # These change outputs in ways that are not offered here, unless they have such a value.
@@ -55,6 +62,7 @@ HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "dola_layers": (),
     "watermarking_config": (),
 }
+KNOWN_SETTINGS = (*SAME_OPTIONS, *RENAMED_OPTIONS, *OTHER_SETTINGS, *HARMLESS_VALUES)
 
 
 @dataclass(frozen=True)
@@ -96,18 +104,21 @@ def read_task(name_or_path: str | Path, task: str = DEFAULT_TASK) -> TaskSetting
     same = {name for name in (*OTHER_IDS, START_ID) if raw.get(name) in (None, config.get(name))}
     raw = {name: value for name, value in raw.items() if name not in same}
     ids = {name: raw[name] for name in OTHER_IDS if name in raw}
-    return TaskSettings(prefix if isinstance(prefix, str) else None, _options(raw, task), ids)
+    options = settings_as_options(
+        raw, f"the task {task!r} asks for", "leave the task out, and give options one by one"
+    )
+    return TaskSettings(prefix if isinstance(prefix, str) else None, options, ids)
 
 
-def _options(raw: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """Return keywords for what transformers calls by its own names."""
+def settings_as_options(raw: Mapping[str, Any], asked: str, advice: str) -> dict[str, Any]:
+    """Return keywords of `SpeculativeDecoder.generate` for settings by transformers' names.
+
+    What is not offered is refused; `asked` and `advice` are parts of the message.
+    """
     for name, harmless in HARMLESS_VALUES.items():
         value = raw.get(name)
         if value not in (None, False, [], {}, *harmless):
-            raise ValueError(
-                f"the task {task!r} asks for {name} {shown(value)}, which is not offered: "
-                "leave the task out, and give options one by one"
-            )
+            raise ValueError(f"{asked} {name} {shown(value)}, which is not offered: {advice}")
     given = {name: value for name, value in raw.items() if value is not None}
     found = {name: given[name] for name in SAME_OPTIONS if name in given}
     found |= {ours: given[name] for name, ours in RENAMED_OPTIONS.items() if name in given}

@@ -12,6 +12,7 @@ from .engine import Engine
 from .html import ORIGIN_CSS
 from .options import TRANSFORMERS_NAMES, BatchOptions, GenerationOptions, Words, num_rows
 from .outputs import Chunk, Generation, as_chunk, as_record
+from .pipelines import pipeline
 from .schedule_store import cache_folder
 from .steady import rows_are_alike, steady_width
 from .tokens import ORIGIN_MEANINGS, Token

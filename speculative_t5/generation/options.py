@@ -68,6 +68,10 @@ TRANSFORMERS_NAMES = {
     "num_assistant_tokens": "num_draft",
     "prompt_lookup_num_tokens": "num_draft",
     "max_matching_ngram_size": "max_ngram",
+    # Of programs for decoder-only pairs.
+    "gamma": "num_draft",
+    "draft_model": "draft",
+    "num_draft_tokens": "num_draft",
 }
 # Options that are lists, and what they may be given as.
 EXPECTED_LISTS = {

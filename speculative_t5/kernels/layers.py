@@ -187,7 +187,7 @@ def _embed(module: nn.Module, tokens: mx.array, plain: Callable[[mx.array], mx.a
     """Return rows of a matrix by ids; `plain` does so where the library cannot."""
     matrix = _matrix(module)
     if matrix is None or tokens.ndim != 2 or not _usable():
-        return plain(tokens)
+        return plain(tokens).astype(mx.float32)
     x: mx.array = library.embed(tokens.astype(mx.int32), matrix)
     return x
 

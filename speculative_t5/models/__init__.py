@@ -9,6 +9,7 @@ from .config import (
     DRAFT_TYPE,
     MAX_LAYERS,
     MAX_SIZE,
+    OWN_TYPES,
     T5GEMMA_TYPES,
     Quantization,
     T5Config,

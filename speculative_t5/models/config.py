@@ -14,6 +14,7 @@ from ..errors import first_line, printable, shown
 MODEL_TYPES = ("t5", "mt5", "umt5")
 T5GEMMA_TYPES = {"t5gemma": 1, "t5gemma2": 2}  # and their generations
 DRAFT_TYPE = "t5-draft"  # ours: a draft that shares its target's encoder
+OWN_TYPES = (*MODEL_TYPES, *T5GEMMA_TYPES, DRAFT_TYPE)
 _OTHER_HEAD = re.compile(
     r"(?>\w+?For)\w*Classification"
     r"|\w+For(?:MaskedLM|PreTraining|QuestionAnswering|MultipleChoice|CTC)"
@@ -30,7 +31,7 @@ MAX_LAYERS = 256  # of one stack, as a model takes memory for each before its we
 def is_decoder_only(config: Mapping[str, Any]) -> bool:
     """Whether a config.json seems to describe a decoder-only model."""
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind in (*MODEL_TYPES, *T5GEMMA_TYPES, DRAFT_TYPE):
+    if not isinstance(kind, str) or kind in OWN_TYPES:
         return False
     return not config.get("is_encoder_decoder") and not other_heads(config)
 

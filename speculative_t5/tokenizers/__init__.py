@@ -6,6 +6,7 @@ transformers are imported where a tokenizer of their kind is made.
 
 from .base import TOKENIZER_FILES, ChatTokenizer, Detokenizer, Tokenizer, pieces, unknown_characters
 from .bytewise import ByteTokenizer
+from .cleaning import clean_up
 from .from_transformers import TransformersTokenizer
 from .languages import (
     Languages,
