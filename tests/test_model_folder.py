@@ -335,7 +335,7 @@ SPOILED: dict[str, list[tuple[Any, str]]] = {
         (lambda f: np.save(f / "a.npy", 1) or (f / "a.npy").rename(f / "weights.npz"), "damaged"),
         (lambda f: np.savez(f / "weights.npz", words=np.array(["these"])), "of floats, found <U5"),
         (flip_a_byte, "weights.npz is truncated or damaged"),
-        (lambda f: edit_json(f / "config.json", model_type="gpt2"), "this is a gpt2"),
+        (lambda f: edit_json(f / "config.json", model_type="gpt2"), "for a GPT-2"),
         (lambda f: edit_json(f / "config.json", num_layers=256), "has no tensor encoder.layers"),
         *(
             (lambda f, name=name: edit_json(f / "config.json", **{name: 2**24}), "shape|in config.")

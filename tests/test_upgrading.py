@@ -68,14 +68,9 @@ def test_what_a_killed_conversion_left_is_set_right(call: Call, here: Path) -> N
 
 def test_what_is_gone_says_what_to_do(call: Call, here: Path) -> None:
     (here / "lines.jsonl").write_text('{"text": "He go home."}\n')
-    opt = here / "weights" / "opt" / "config.json"
-    opt.parent.mkdir()
-    opt.write_text('{"model_type": "opt"}')
-    (opt.parent / "model.safetensors").write_bytes(b"")
     for arguments, said in (
         (("bench", "--plot", "x.png"), "run bench --json | python scripts/figures/draw_sweep.py"),
         (("batch", "lines.jsonl", "--model", "converted"), "with --prompt-field"),
-        (("--model", "opt", "--prompt", "a"), "use mlx-lm"),
         (
             (
                 "--model",

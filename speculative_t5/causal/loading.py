@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from .. import device
 from ..checkpoints import ModelFolder, as_mlx, dtype_name
 from ..device import DefaultType
-from ..errors import first_line, shown
+from ..errors import first_line, printable, shown
 from ..kernels import accelerate_modules, kept_types, takes_stored
 from ..models import read_size
 from ..tokenizers import Tokenizer, TransformersTokenizer
@@ -113,6 +114,8 @@ def _own_classes(folder: ModelFolder) -> tuple[Classes | None, dict[str, Any]]:
     """Return a model's classes if they are ours, and what config.json lacks."""
     kind = folder.config["model_type"]
     try:
+        from mlx_lm.utils import MODEL_REMAPPING
+
         from . import gpt2, opt  # the former builds upon mlx-lm's
     except ImportError as error:
         raise ValueError(
@@ -125,6 +128,12 @@ def _own_classes(folder: ModelFolder) -> tuple[Classes | None, dict[str, Any]]:
             return (opt.OPT, opt.OPTConfig), {}
         if kind == "gpt2":
             return (gpt2.GPT2, gpt2.gpt2.ModelArgs), gpt2.changes_of(folder.config)
+        file = MODEL_REMAPPING.get(kind, kind)
+        if not file.isidentifier() or find_spec(f"mlx_lm.models.{file}") is None:
+            raise ValueError(
+                f"this is a {printable(kind)} (model_type in config.json), which mlx-lm has not: "
+                "choose another model"
+            )
         _check_known(folder.config)
     return None, _rope_settings(folder.config)
 

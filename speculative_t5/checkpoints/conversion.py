@@ -168,8 +168,9 @@ def _find_source(
     if source is None and wanted.adapter is None:
         source, files = look_up(wanted.model, wanted.revision)
         if not source.is_adapter:
-            if wanted.quantization:  # refused, if it is, before the download
-                quantized(source.model_config(), wanted.quantization)
+            config = source.model_config()  # refused before the download, if it is
+            if wanted.quantization:
+                quantized(config, wanted.quantization)
             download(wanted.model, source, files)
             origin = {"converted_from": wanted.origin | {"commit": source.path.name}}
     if source is not None and not source.is_adapter and wanted.adapter is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -46,20 +46,8 @@ class Buffers:
 
     def resize(self, capacity: int) -> None:
         if capacity != self.capacity:
-            self._change_layers(lambda buffer: resized(buffer, capacity))
+            self.layers = tree_map(lambda buffer: resized(buffer, capacity), self.layers)
             self.capacity = capacity
-
-    def _change_layers(self, change: Callable[[mx.array], mx.array]) -> None:
-        """Replace each array by one that is made of it.
-
-        On a CPU one layer follows the other, and takes the memory that the one before it has left:
-        new memory takes as long to map as a pass, and all layers twice are the most that a batch
-        ever needs.
-        """
-        for i, _ in enumerate(self.layers):
-            self.layers[i] = tree_map(change, self.layers[i])
-            if device.on_cpu():
-                mx.eval(self.layers[i])
 
     def fit(self, needed: int) -> None:
         """Resize if the capacity is too small for `needed` positions, or twice too large."""
@@ -97,12 +85,21 @@ class Buffers:
         self.layers = tree_map(overwrite, self.layers, new.layers)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows only, in this order; a row may be kept several times."""
-        if list(rows) != list(range(len(self.lengths))):
-            index = mx.array(list(rows), dtype=mx.int32)
+        """Keep these rows only, in this order; a row may be kept several times.
+
+        On a CPU one layer follows the other, and takes the memory that the one before it has left:
+        new memory takes as long to map as a pass, and all layers twice are the most that a batch
+        ever needs.
+        """
+        if list(rows) == list(range(len(self.lengths))):
+            return
+        index = mx.array(list(rows), dtype=mx.int32)
+        for i, _ in enumerate(self.layers):
             # `mx.take` along an axis that is not the first is ten times slower on a CPU.
-            self._change_layers(lambda buffer: buffer[..., index, :, :, :])
-            self.lengths = [self.lengths[row] for row in rows]
+            self.layers[i] = tree_map(lambda buffer: buffer[..., index, :, :, :], self.layers[i])
+            if device.on_cpu():
+                mx.eval(self.layers[i])
+        self.lengths = [self.lengths[row] for row in rows]
 
 
 class KVCache(Buffers):
