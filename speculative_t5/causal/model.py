@@ -88,7 +88,7 @@ def check_rows(model: DecoderOnlyModel) -> None:
     Masks and positions by row are no part of what mlx-lm's models promise.
     """
     size = model.info.vocab_size
-    rows = [[size - 1 - i for i in range(count)] for count in ROW_LENGTHS]
+    rows = [[(7 * row + i) % size for i in range(n)] for row, n in enumerate(ROW_LENGTHS)]
     if model.info.max_context is not None and model.info.max_context < max(ROW_LENGTHS) + 1:
         return
     try:
