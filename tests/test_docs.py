@@ -78,6 +78,7 @@ CHECKED = {  # why they are not run
     "python -m speculative_t5 doctor --report": "the same, for minutes",
     "python -m speculative_t5 distill --model M --data prompts.txt --minutes": "takes them",
     "python -m speculative_t5 distill --model correct-base": "the same, and has to have the data",
+    "python -m speculative_t5 bench --num-draft 1-10": "needs a pair that is trained for an hour",
     "python -m speculative_t5 bench --turns 9": "takes minutes; others are run",
     "python -m speculative_t5 bench --json": "the same; test_benchmark.py draws its plot",
     "python -m speculative_t5 serve": "runs until it is stopped; curl asks one",
