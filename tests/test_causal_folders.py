@@ -257,11 +257,11 @@ def test_a_window_of_attention_bounds_the_context(tmp_path: Path) -> None:
         ("opt", {"num_attention_heads": 5}, "expected a divisor of hidden_size, which is 24"),
         ("opt", {"activation_function": ["relu"]}, "expected relu or gelu"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act in config.json is 'gelu', expected silu"),
-        ("llama", {"model_type": "glm"}, "of which mlx-lm rotates whole heads"),
+        ("llama", {"model_type": "glm"}, "whose heads mlx-lm rotates as a whole"),
         (
             "qwen3",
             {"model_type": "nonsense"},
-            "this is a nonsense .model_type in config.json., which mlx-lm has not",
+            "this is a nonsense .model_type in config.json., which mlx-lm does not have",
         ),
         ("qwen3", {"hidden_size": 32}, "mlx-lm cannot make a model of"),
         ("qwen3", {"model_file": "code.py"}, "mlx-lm cannot make a model of"),

@@ -339,7 +339,7 @@ def test_what_only_computes_is_answered_as_far_as_it_went(
 def test_a_text_is_answered_within_its_seconds() -> None:
     """Also where it is decoded all the time."""
     decoder = DecoderOptions().load()
-    text = " ".join(f"She have {i} apple and he dont likes it." for i in range(800))
+    text = " ".join(f"She have {i} apple and he dont likes it." for i in range(2000))
     models = served_as("correct-base", Service(lambda: decoder), Workers(ahead=True))
     with serving(models, text_seconds=6.0) as server:
         wait_until(lambda: models.state == "ready")

@@ -26,7 +26,7 @@ CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "s
 LAYERS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 512
 PARTIAL_ROTATION = "partial_rotary_factor", "rotary_pct", "rope_pct"  # names of one setting
 # What mlx-lm does not read, by model_type.
-DIFFERENT = {"glm": "of which mlx-lm rotates whole heads"}
+DIFFERENT = {"glm": "whose heads mlx-lm rotates as a whole"}
 GATED_BY_SILU = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "phi3", "olmo2", "granite")
 GATED_BY_GELU = ("gemma", "gemma2", "gemma3_text")
 Classes = tuple[type[nn.Module], type]  # a model's, and its settings'
@@ -131,8 +131,8 @@ def _own_classes(folder: ModelFolder) -> tuple[Classes | None, dict[str, Any]]:
         file = MODEL_REMAPPING.get(kind, kind)
         if not file.isidentifier() or find_spec(f"mlx_lm.models.{file}") is None:
             raise ValueError(
-                f"this is a {printable(kind)} (model_type in config.json), which mlx-lm has not: "
-                "choose another model"
+                f"this is a {printable(kind)} (model_type in config.json), which mlx-lm does not "
+                "have: choose another model"
             )
         _check_known(folder.config)
     return None, _rope_settings(folder.config)

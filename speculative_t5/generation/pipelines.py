@@ -33,7 +33,7 @@ TASKS = {
     "translation": "translation_text",
     "text2text-generation": "generated_text",
 }
-TRANSLATION = re.compile(r"translation_(\w+?)_to_(\w+)")
+TRANSLATION = re.compile(r"translation_([A-Za-z-]+)_to_([A-Za-z-]+)")
 ANY_LENGTH = 2**20  # tokens of a text, where nothing is cut: positions of a T5 are relative
 OWN_OPTIONS = (  # that are not of transformers' `generate`
     "prefix",

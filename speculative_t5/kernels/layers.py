@@ -59,7 +59,8 @@ class QuantizedEmbedding(nn.QuantizedEmbedding):
     """As `FusedEmbedding`."""
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        return _embed(self, tokens, super().__call__)
+        x: mx.array = _embed(self, tokens, super().__call__).astype(mx.float32)
+        return x  # also where the library cannot
 
     def as_linear(self, x: mx.array) -> mx.array:
         return _product(self, x, super().as_linear)
@@ -187,7 +188,7 @@ def _embed(module: nn.Module, tokens: mx.array, plain: Callable[[mx.array], mx.a
     """Return rows of a matrix by ids; `plain` does so where the library cannot."""
     matrix = _matrix(module)
     if matrix is None or tokens.ndim != 2 or not _usable():
-        return plain(tokens).astype(mx.float32)
+        return plain(tokens)
     x: mx.array = library.embed(tokens.astype(mx.int32), matrix)
     return x
 
