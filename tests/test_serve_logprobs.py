@@ -10,7 +10,7 @@ from speculative_t5.serve import Service
 
 import openai
 import pytest
-from serving import Served, serving
+from serving import Served, served_as, serving, wait_until
 
 LOGGED = "She have to apples, and he dont likes them."
 CHAT: dict[str, Any] = {
@@ -28,7 +28,9 @@ def shipped() -> SpeculativeDecoder:
 
 @pytest.fixture(scope="module")
 def server(shipped: SpeculativeDecoder) -> Iterator[Served]:
-    with serving(Service(lambda: shipped), model="correct-base") as running:
+    models = served_as("correct-base", Service(lambda: shipped))
+    with serving(models) as running:
+        wait_until(lambda: models.state == "ready")  # or a request may be refused
         yield running
 
 
@@ -81,7 +83,9 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> N
 def test_logprobs_come_with_the_rounds_of_a_stream() -> None:
     """Nothing is held back until the output has ended, and nothing is decoded a second time."""
     plain = SpeculativeDecoder.from_pretrained("correct-base", None)
-    with serving(Service(lambda: plain), model="correct-base") as running:
+    models = served_as("correct-base", Service(lambda: plain))
+    with serving(models) as running:
+        wait_until(lambda: models.state == "ready")
         fields = {"prompt": LOGGED, "stream": True, "logprobs": 1, "max_tokens": 400}
         fields |= {"min_tokens": 400, "temperature": 1.0, "seed": 1}
         with running.client.stream("POST", "/v1/completions", json=fields) as response:
