@@ -109,7 +109,7 @@ def num_threads() -> int:
 def keep_freed_memory() -> None:
     """Let glibc keep what a pass frees for the next one, unless the environment says otherwise.
 
-    It would give it back, and mapping memory anew took a third of the time of a batch of 256 rows.
+    It would give it back, and mapping it anew took a quarter of the time of batches of 256 rows.
     """
     is_set = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if not sys.platform.startswith("linux") or is_set or os.environ.get(NATIVE_SWITCH) == "0":

@@ -180,6 +180,7 @@ def test_a_decoder_of_ones_own_may_be_given(folder: Path) -> None:
         pipeline("text2text-generation", decoder, draft="lookup")
     again = pipeline("text2text-generation", decoder, tokenizer=decoder.tokenizer, **options)
     assert again(TEXTS) == ours(TEXTS)
+    assert again.decoder.drafts, "the decoder's own options hold"
 
 
 def test_clean_up_removes_spaces_before_punctuation(folder: Path) -> None:

@@ -146,7 +146,7 @@ def shape(
     turns: TurnsOption = 3,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 3,
     batch_size: Annotated[
-        str | None, typer.Option(help="Compare batches of so many rows, several by commas.")
+        str | None, typer.Option(help="Compare batches of these sizes, such as 1,16,64.")
     ] = None,
     num_beams: NumBeamsOption = None,
     only: OnlyOption = None,

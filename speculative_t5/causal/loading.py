@@ -63,7 +63,7 @@ class DecoderOnlyFamily:
     def default_type(self, folder: ModelFolder) -> DefaultType:
         """Return the type that a model computes in by default."""
         if device.on_cpu():
-            return DefaultType(mx.float32, "the CPU's libraries have no faster type")
+            return device.default_type()
         stored = {each.dtype for each in _stored(folder)}
         kind = next((each for each in (mx.bfloat16, mx.float16) if each in stored), mx.float32)
         return DefaultType(kind, "it is stored in it")
@@ -123,6 +123,9 @@ def _own_classes(folder: ModelFolder) -> tuple[Classes | None, dict[str, Any]]:
             f"installed ({first_line(error)}): run pip install '{EXTRA}'"
         ) from error
     with _named(folder.path):
+        for name in LAYERS:
+            if name in folder.config:
+                read_size(folder.config, name, MOST_LAYERS)
         if kind == "opt":
             opt.check_opt(folder.config)
             return (opt.OPT, opt.OPTConfig), {}
@@ -180,15 +183,15 @@ def _read_module(
     if classes is not None:
         options["get_model_classes"] = lambda config: classes
     files = {path.name for path in folder.weight_files()}
-    is_known = all(name.endswith(".safetensors") for name in files)  # else we read them
+    in_safetensors = all(name.endswith(".safetensors") for name in files)  # else read here
     others = {path.name for path in folder.path.glob("model*.safetensors")} - files
-    if is_known and others:  # mlx-lm would mix them in
+    if in_safetensors and others:  # mlx-lm would mix them in
         raise ValueError(
             f"{folder.path} holds other weights beside its own, {min(others)}: put them elsewhere"
         )
     try:
-        module: Any = load_model(folder.path, strict=is_known, **options)[0]
-        if not is_known:
+        module: Any = load_model(folder.path, strict=in_safetensors, **options)[0]
+        if not in_safetensors:
             stored = {name: as_mlx(t.read(), t.dtype) for name, t in folder.tensors().items()}
             module.load_weights([*module.sanitize(stored).items()])
     except (Exception, SystemExit) as error:  # models do anything with what is not theirs
@@ -233,9 +236,6 @@ def _max_context(folder: ModelFolder) -> int | None:
     with _named(folder.path):
         known = [name for name in CONTEXTS if config.get(name) is not None]
         found = [read_size(config, name) for name in known[:1]]
-        for name in LAYERS:
-            if name in config:
-                read_size(config, name, MOST_LAYERS)
         if config.get("sliding_window") and config.get("use_sliding_window", True):
             found.append(read_size(config, "sliding_window"))
     return min(found, default=None)

@@ -7,7 +7,6 @@ here, docs/transformers.md says.
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ import mlx.core as mx
 from .. import device as devices
 from ..checkpoints import KNOWN_SETTINGS, ModelFolder, locate, settings_as_options
 from ..errors import shown
-from ..tokenizers import Tokenizer, clean_up
+from ..tokenizers import TRANSLATION_TASK, Tokenizer, clean_up
 from .decoder import SpeculativeDecoder
 from .options import USUAL_BATCH_SIZE, BatchOptions
 from .outputs import Generation
@@ -33,7 +32,6 @@ TASKS = {
     "translation": "translation_text",
     "text2text-generation": "generated_text",
 }
-TRANSLATION = re.compile(r"translation_([A-Za-z-]+)_to_([A-Za-z-]+)")
 ANY_LENGTH = 2**20  # tokens of a text, where nothing is cut: positions of a T5 are relative
 OWN_OPTIONS = (  # that are not of transformers' `generate`
     "prefix",
@@ -81,7 +79,7 @@ def pipeline(
     Raises:
         ValueError: If there is no such task or model, or an option is not offered.
     """
-    kind = "translation" if TRANSLATION.fullmatch(task) else task
+    kind = "translation" if TRANSLATION_TASK.fullmatch(task) else task
     if kind not in TASKS:
         known = ", ".join(map(repr, [*TASKS, "translation_en_to_de"]))
         raise ValueError(f"there is no pipeline for the task {task!r}: choose one of {known}")
@@ -98,14 +96,23 @@ def pipeline(
         decoder = SpeculativeDecoder.from_pretrained(model, draft, dtype=dtype)
         settings = settings_of(folder, task)
     if tokenizer is not None:
-        decoder = SpeculativeDecoder(decoder.model, decoder.draft, tokenizer)
+        decoder = with_tokenizer(decoder, tokenizer)
     return TextPipeline(task, decoder, settings, batch_size, defaults)
+
+
+def with_tokenizer(decoder: SpeculativeDecoder, tokenizer: Tokenizer) -> SpeculativeDecoder:
+    """Return a decoder that drafts and verifies alike, and reads texts by another tokenizer."""
+    other = copy.copy(decoder)
+    other.engine = copy.copy(decoder.engine)
+    other.engine.tokenizer = tokenizer
+    other.prompts = replace(decoder.prompts, tokenizer=tokenizer)
+    return other
 
 
 def task_of(folder: ModelFolder, task: str) -> str:
     """Return a task; for "translation" the first pair of languages that a checkpoint has."""
     tasks = folder.config.get("task_specific_params")
-    named = [*filter(TRANSLATION.fullmatch, tasks)] if isinstance(tasks, dict) else []
+    named = [*filter(TRANSLATION_TASK.fullmatch, tasks)] if isinstance(tasks, dict) else []
     return named[0] if task == "translation" and named else task
 
 
@@ -168,7 +175,7 @@ class TextPipeline:
         defaults: Mapping[str, Any],
     ) -> None:
         self.task, self.decoder, self.batch_size = task, decoder, batch_size
-        kind = "translation" if TRANSLATION.fullmatch(task) else task
+        kind = "translation" if TRANSLATION_TASK.fullmatch(task) else task
         self.return_name = TASKS[kind]  # the key of records
         self._settings = dict(settings)
         self._defaults = self._checked(defaults)
@@ -223,7 +230,7 @@ class TextPipeline:
         """Return the decoder with texts read as asked."""
         decoder = copy.copy(self.decoder)  # with the same engine
         source, target, prefix = own["src_lang"], own["tgt_lang"], own["prefix"]
-        named = TRANSLATION.fullmatch(self.task)
+        named = TRANSLATION_TASK.fullmatch(self.task)
         if named and source is None and target is None and prefix is None:
             source, target = named.groups()
         prompts = decoder.prompts
@@ -298,15 +305,12 @@ def check_text(value: object) -> None:
 
 def iterable_of(inputs: object) -> Iterable[str]:
     """Return texts to iterate over: of an iterable, or of a dataset with a length."""
-    if isinstance(inputs, Iterable) and not isinstance(inputs, bytes | Mapping | tuple):
-        return inputs
-    if (
-        hasattr(inputs, "__getitem__")
-        and hasattr(inputs, "__len__")
-        and not isinstance(inputs, bytes | Mapping | tuple)
-    ):
-        dataset: Any = inputs
-        return (dataset[i] for i in range(len(dataset)))
+    dataset: Any = inputs
+    if not isinstance(inputs, bytes | Mapping | tuple):
+        if isinstance(inputs, Iterable):
+            return inputs
+        if hasattr(inputs, "__getitem__") and hasattr(inputs, "__len__"):
+            return (dataset[i] for i in range(len(dataset)))
     raise ValueError(
         f"inputs must be a text, a list of texts or an iterable, got {shown(inputs)}: give a text"
     )

@@ -9,6 +9,7 @@ from .bytewise import ByteTokenizer
 from .cleaning import clean_up
 from .from_transformers import TransformersTokenizer
 from .languages import (
+    TRANSLATION_TASK,
     Languages,
     is_code,
     language_name,
