@@ -1,6 +1,5 @@
 """Training the decoder-only pair, and correct-base further: what is read, learned and written."""
 
-import dataclasses
 import itertools
 import json
 import lzma
@@ -19,6 +18,7 @@ import pytest
 import torch
 import train_causal
 import train_correct
+import train_gpt2
 from conftest import REPOSITORY, edit_json, write_checkpoint
 from families import TEXT
 from further_training import Run, mix, start, train_further
@@ -26,6 +26,8 @@ from mlx.utils import tree_flatten
 from train_causal import END, HELD_OUT_FILE
 from train_correct import Example
 
+SIZES = train_gpt2.SIZES
+NARROW = {"n_embd": 32, "n_layer": 2, "n_head": 2}
 Corpus = tuple[Any, np.ndarray, np.ndarray]  # tokenizer, ids to train on, ids held out
 PAGES = [REPOSITORY / "docs" / name for name in ("design.md", "how-it-works.md", "exactness.md")]
 
@@ -50,14 +52,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     return folder
 
 
-@pytest.fixture
-def small_gpt2(tmp_path: Path, texts: list[str]) -> Path:
-    """A pair of GPT-2's architecture with fewer weights, after a step."""
-    shape = train_causal.SHAPES[train_causal.GPT2]
-    sizes = {name: {"n_embd": 32, "n_layer": 2, "n_head": 2} for name in shape.models}
-    small = dataclasses.replace(shape, pieces=512, models=sizes)
-    train_causal.train_pair(texts, tmp_path, 1, 0, small)
-    return tmp_path
+@pytest.fixture(scope="module")
+def small_gpt2(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
+    """A pair of GPT-2s with few weights, after two steps."""
+    folder = tmp_path_factory.mktemp("gpt2") / "pair"
+    train_gpt2.train_pair(texts, folder, 2, 0, pieces=512, sizes=dict.fromkeys(SIZES, NARROW))
+    return folder
 
 
 @pytest.mark.parametrize("name", ["pair", "small_gpt2"])
@@ -89,7 +89,7 @@ def test_pair_shares_a_tokenizer_and_keeps_the_end_of_the_text(
     assert ours == other
     assert texts[-1].endswith((pair / HELD_OUT_FILE).read_text(encoding="utf-8"))
     config = json.loads((pair / "target" / "config.json").read_text())
-    assert config["vocab_size"] == train_causal.SHAPES[train_causal.TINY].pieces
+    assert config["vocab_size"] == train_causal.PIECES
 
 
 @pytest.mark.cpu  # a GPU adds up gradients in any order
@@ -105,6 +105,34 @@ def test_weights_depend_on_the_seed_alone(prepared: Corpus) -> None:
     before = train_causal.mean_loss(model, prepared[2])
     train_causal.train(model, prepared[1], 15, seed=0)
     assert train_causal.mean_loss(model, prepared[2]) < before - 0.5
+
+
+def test_a_pair_of_gpt2s_that_was_stopped_goes_on(
+    tmp_path: Path, texts: list[str], small_gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the weights of one that was not."""
+    monkeypatch.setattr(train_gpt2, "REPORT", 1)
+    loss, seen = train_gpt2.model_loss, []
+
+    def stop(*given: Any) -> Any:
+        seen.append(given)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return loss(*given)
+
+    def train() -> None:
+        sizes = dict.fromkeys(SIZES, NARROW)
+        train_gpt2.train_pair(texts, tmp_path, 2, 0, pieces=512, sizes=sizes)
+
+    monkeypatch.setattr(train_gpt2, "model_loss", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    train()
+    found, expected = (
+        (folder / "target" / "model.safetensors").read_bytes() for folder in (tmp_path, small_gpt2)
+    )
+    assert found == expected
+    assert not [*tmp_path.rglob(train_gpt2.PARTIAL)]
 
 
 def test_end_is_held_out_and_cut_at_a_line() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import printable, read_json, shown
 from .model_folder import ADAPTER_CONFIG, ModelFolder
+from .packed import folded
 from .tensors import Shape, StoredTensor, as_mlx, as_numpy
 
 SAVE_ADAPTER_AGAIN = "download or save the adapter again"
@@ -100,7 +101,7 @@ class Adapter:
     def changes(self) -> dict[str, WeightChange]:
         """Return what the adapter changes, by the names of weights in the trained model."""
         found: dict[str, WeightChange] = {}
-        stored = self.folder.tensors()
+        stored = folded(self.folder.path, {}, self.folder.tensors())  # no integers among them
         for name, tensor in stored.items():
             # Of a module that was trained whole PEFT may also store what it was before.
             if ".original_module." in name or _trained(name) in stored:

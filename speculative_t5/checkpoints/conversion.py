@@ -9,12 +9,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..errors import shown
 from ..models import ModelConfig, Quantization, T5Config
 from ..tokenizers import TOKENIZER_FILES
 from . import model_folder
 from .hub import download, flat_name, look_up
 from .loading import as_dtype, locate, resolved, short_name
 from .model_folder import ModelFolder
+from .packed import sibling
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
 from .tasks import TASK_PARAMS
 from .tensors import NewTensor, Shape, as_mlx, as_numpy, dtype_name
@@ -104,7 +106,11 @@ class _Wanted:
 
     @property
     def quantization(self) -> Quantization | None:
-        return None if self.quantize is None else Quantization(self.quantize, self.group_size)
+        if self.quantize is None:
+            return None
+        if self.quantize not in (4, 8):
+            raise ValueError(f"quantization must be to 4 or 8 bits, got {shown(self.quantize)}")
+        return Quantization(self.quantize, self.group_size)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -235,7 +241,7 @@ def _config_json(config: ModelConfig, source: ModelFolder) -> dict[str, Any]:
     raw = {name: value for name, value in source.config.items() if name not in left_out}
     raw["tie_word_embeddings"] = not config.own_head  # whatever the checkpoint says
     how = config.quantization
-    return raw | ({"quantization": dataclasses.asdict(how)} if how else {})
+    return raw | ({"quantization": how.to_dict()} if how else {})
 
 
 def _own_settings(source: ModelFolder) -> dict[str, Any]:
@@ -275,7 +281,7 @@ def new_layout(config: ModelConfig, dtype: mx.Dtype | Mapping[str, mx.Dtype]) ->
     shapes = parameter_shapes(config)
     layout = {}
     for name, shape in shapes.items():
-        weight, scales = _sibling(name, "weight"), _sibling(name, "scales")
+        weight, scales = sibling(name, "weight"), sibling(name, "scales")
         kind = dtype if isinstance(dtype, mx.Dtype) else dtype[weight]
         layout[name] = (shape, mx.uint32 if name == weight and scales in shapes else kind)
     return layout
@@ -292,7 +298,7 @@ def default_types(config: ModelConfig, stored: Mapping[str, mx.Dtype]) -> Mappin
     shapes = parameter_shapes(config)
 
     def kind(name: str, dtype: mx.Dtype) -> mx.Dtype:
-        is_whole = len(shapes[name]) == 2 and _sibling(name, "scales") not in shapes
+        is_whole = len(shapes[name]) == 2 and sibling(name, "scales") not in shapes
         is_table = "position_bias" in name
         return mx.bfloat16 if is_whole and not is_table and dtype == mx.float32 else dtype
 
@@ -302,10 +308,6 @@ def default_types(config: ModelConfig, stored: Mapping[str, mx.Dtype]) -> Mappin
 def bytes_of_layout(layout: Layout) -> int:
     """Return the bytes of all tensors of a layout."""
     return sum(math.prod(shape) * dtype.size for shape, dtype in layout.values())
-
-
-def _sibling(name: str, last: str) -> str:
-    return f"{name.rsplit('.', 1)[0]}.{last}"
 
 
 def _new_tensors(
@@ -329,7 +331,7 @@ def _new_tensors(
                 progress(done, total)
 
     for name, sources in parameters.items():
-        siblings = (_sibling(name, last) for last in ("scales", "biases"))
+        siblings = (sibling(name, last) for last in ("scales", "biases"))
         parts: dict[str, list[np.ndarray]] = {each: [] for each in siblings if each in layout}
         dtype = layout[next(iter(parts), name)][1]
         made = blocks(sources, dtype)

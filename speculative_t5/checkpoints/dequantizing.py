@@ -11,19 +11,18 @@ import dataclasses
 import math
 import os
 import warnings
-from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 
 from .. import device
 from ..errors import rounded_down, rounded_up
 from ..kernels import takes_quantized
-from ..models import Quantization, Steps, quantization_step
+from ..models import QUANTIZATION_CONFIG, Steps, quantization_step
 from .model_folder import ModelFolder
-from .t5 import Checkpoint, open_checkpoint, parameter_shapes
-from .tensors import Sources, StoredTensor, as_mlx, as_numpy, dtype_name
+from .packed import PARTS, PackedTensor, packed_tensor, read_in_float32, sibling
+from .t5 import Checkpoint, open_checkpoint
+from .tensors import Sources, StoredTensor, dtype_name
 
 # "1" leaves a quantized model as it is on a CPU, too.
 KEEP_VARIABLE = "SPECULATIVE_T5_KEEP_QUANTIZED"
@@ -42,7 +41,7 @@ def for_this_device(
     how = checkpoint.config.quantization
     if how is None or not device.on_cpu() or os.environ.get(KEEP_VARIABLE) == "1":
         return checkpoint
-    if processes == 1 and takes_quantized(how.bits, how.group_size):
+    if processes == 1 and all(takes_quantized(*packing) for packing in how.packings):
         return checkpoint
     dense, free, wanted = dequantized(checkpoint), device.free_memory(), dtype_name(dtype)
     size = bytes_of_weights(dense, dtype) / processes
@@ -65,7 +64,8 @@ def for_this_device(
 
 def loaded_size(folder: ModelFolder) -> int:
     """Return about how many bytes a model takes once it is loaded: usually those of its files."""
-    if folder.kind == "t5" and folder.setting("quantization") and device.on_cpu():
+    names = ("quantization", QUANTIZATION_CONFIG)
+    if folder.kind == "t5" and any(map(folder.setting, names)) and device.on_cpu():
         with warnings.catch_warnings(action="ignore"):
             read = for_this_device(folder.path, open_checkpoint(folder))
         return bytes_of_weights(read, None if read.config.quantization else mx.float32)
@@ -82,43 +82,42 @@ def bytes_of_weights(checkpoint: Checkpoint, dtype: mx.Dtype | None = None) -> i
 
 def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint with float32 in place of quantized matrices, made as they are read."""
-    how = checkpoint.config.quantization
-    assert how is not None
+    assert checkpoint.config.quantization is not None
+    tensors: dict[str, StoredTensor] = {}
+    parameters: dict[str, Sources] = {}
+    for name, sources in checkpoint.parameters.items():
+        packed = _packed_tensors(checkpoint, name)
+        if packed is None:
+            if name.endswith(".weight") or not _packed_tensors(checkpoint, sibling(name, "weight")):
+                parameters[name] = sources
+                tensors |= {source: checkpoint.tensors[source] for source in sources}
+        else:
+            parameters[name] = {source: tensor.shape for source, tensor in packed.items()}
+            tensors |= packed
     config = dataclasses.replace(checkpoint.config, quantization=None)
-    tensors = {}
-    for name, shape in parameter_shapes(config).items():
-        tensors[name] = checkpoint.tensors[name]
-        if parts := _quantized_parts(checkpoint, name):
-            tensors[name] = StoredTensor(shape, mx.float32, partial(_dequantize, how, *parts))
-    parameters: dict[str, Sources] = {n: {n: tensor.shape} for n, tensor in tensors.items()}
     return dataclasses.replace(checkpoint, config=config, tensors=tensors, parameters=parameters)
 
 
 def steps_of(checkpoint: Checkpoint) -> Steps:
     """Return how far quantization moved the numbers that identify a model, see `Steps`."""
-    how, steps = checkpoint.config.quantization, []
+    steps = []
     for name in checkpoint.parameters:
-        if how is not None and (parts := _quantized_parts(checkpoint, name)):
-            module, scales = name.removesuffix(".weight"), _read_in_float32(parts[1])
-            steps.append((module, quantization_step(module, scales, how.group_size)))
+        if packed := _packed_tensors(checkpoint, name):
+            module, tensors = name.removesuffix(".weight"), packed.values()
+            scales = mx.concatenate([read_in_float32(tensor.parts[1]) for tensor in tensors])
+            _, group_size = next(iter(tensors)).packing
+            steps.append((module, quantization_step(module, scales, group_size)))
     return tuple(steps)
 
 
-def _quantized_parts(checkpoint: Checkpoint, name: str) -> list[StoredTensor]:
-    """Return a quantized matrix with its scales and biases; [] for other weights."""
-    module = name.removesuffix(".weight")
-    names = [f"{module}.{part}" for part in ("weight", "scales", "biases")]
-    is_quantized = name == names[0] and names[1] in checkpoint.tensors
-    return [checkpoint.tensors[each] for each in names] if is_quantized else []
-
-
-def _dequantize(
-    how: Quantization, packed: StoredTensor, scales: StoredTensor, biases: StoredTensor
-) -> np.ndarray:
-    weight = as_mlx(packed.read(), packed.dtype)
-    small = _read_in_float32(scales), _read_in_float32(biases)
-    return as_numpy(mx.dequantize(weight, *small, how.group_size, how.bits))
-
-
-def _read_in_float32(tensor: StoredTensor) -> mx.array:
-    return as_mlx(tensor.read(), tensor.dtype).astype(mx.float32)
+def _packed_tensors(checkpoint: Checkpoint, name: str) -> dict[str, PackedTensor] | None:
+    """Return the matrices, by name, that a quantized parameter consists of; None for others."""
+    how, module = checkpoint.config.quantization, name.removesuffix(".weight")
+    names = [sibling(name, last) for last in PARTS]
+    if how is None or name != names[0] or names[1] not in checkpoint.parameters:
+        return None
+    sources = zip(*(checkpoint.parameters[each] for each in names), strict=True)
+    return {
+        each[0]: packed_tensor((checkpoint.tensors[part] for part in each), how.of_module(module))
+        for each in sources
+    }

@@ -16,6 +16,7 @@ from ..models import ModelConfig, T5Config, T5GemmaConfig, new_model
 from . import t5gemma
 from .adapters import Adapter, WeightChange
 from .model_folder import ModelFolder
+from .packed import folded, quantization_of, unfolded
 from .saved_names import unwrapped
 from .tensors import (
     Shape,
@@ -69,25 +70,33 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
     if folder.adapter:
         base = open_checkpoint(dataclasses.replace(folder, adapter=None))
         return _merge(base, Adapter(folder.adapter), folder.path)
-    config, path, num_images = folder.model_config(), folder.path, 0
-    parameters: dict[str, Sources]
-    if folder.is_converted:
-        path = folder.path / "weights.npz"
-        tensors = read_npz(path)
-        shapes = parameter_shapes(config)
-        # In the order of the file; missing ones come last, for check_tensors to name them.
-        parameters = {name: {name: shapes[name]} for name in tensors | shapes if name in shapes}
-    elif isinstance(config, T5GemmaConfig):
-        stored = unwrapped(path, folder.tensors())
+    config, path = folder.model_config(), folder.path
+    if not folder.is_converted:
+        return _open_saved(folder, config)
+    path = path / "weights.npz"
+    tensors = read_npz(path)
+    shapes = parameter_shapes(config)
+    # In the order of the file; missing ones come last, for check_tensors to name them.
+    names = (name for name in tensors | shapes if name in shapes)
+    parameters: dict[str, Sources] = {name: {name: shapes[name]} for name in names}
+    return _complete(path, Checkpoint(config, tensors, parameters))
+
+
+def _open_saved(folder: ModelFolder, config: ModelConfig) -> Checkpoint:
+    """Open a checkpoint with Hugging Face's names, which MLX may have quantized."""
+    path, num_images = folder.path, 0
+    stored = unwrapped(path, folded(path, folder.config, folder.tensors()))
+    if isinstance(config, T5GemmaConfig):
         text = t5gemma.of_text(stored)
         num_images = len(stored) - len(text)
         config, tensors = t5gemma.infer_config(config, text)
-        parameters = _planned(config)
     else:
-        stored = without_zero_biases(path, unwrapped(path, folder.tensors()))
-        config, tensors = infer_config(config, stored)
-        parameters = _planned(config)
-    return _complete(path, Checkpoint(config, tensors, parameters, num_images))
+        config, tensors = infer_config(config, without_zero_biases(path, stored))
+    found = _complete(path, Checkpoint(config, tensors, _planned(config), num_images))
+    how = quantization_of(folder.config, found.parameters, tensors)
+    parameters, tensors = unfolded(found.parameters, tensors)
+    config = dataclasses.replace(config, quantization=how)
+    return dataclasses.replace(found, config=config, tensors=tensors, parameters=parameters)
 
 
 def _complete(path: Path, found: Checkpoint) -> Checkpoint:

@@ -30,7 +30,12 @@ Sources = Mapping[str, Shape]
 BLOCK_BYTES = 1 << 20  # what is done to a block finds it in the cache of a core
 
 # The name of each type in safetensors, and the numpy type that holds it.
-SAFETENSORS_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+SAFETENSORS_TYPES = {
+    "F32": mx.float32,
+    "F16": mx.float16,
+    "BF16": mx.bfloat16,
+    "U32": mx.uint32,  # parts of quantized matrices
+}
 NUMPY_TYPES = {mx.float32: "<f4", mx.float16: "<f2", mx.bfloat16: "<u2", mx.uint32: "<u4"}
 # The name of each type in .npy files; MLX writes bfloat16 as two bytes of no type.
 NPY_TYPES = NUMPY_TYPES | {mx.bfloat16: "<V2"}

@@ -150,7 +150,7 @@ def promises_equal_rows(model: LanguageModel) -> bool:
     return (
         native_parts().get("layers") == "loaded"
         and model.dtype == mx.float32
-        and (how is None or takes_quantized(how.bits, how.group_size))
+        and (how is None or all(takes_quantized(*packing) for packing in how.packings))
     )
 
 

@@ -11,7 +11,6 @@ from .config import (
     MAX_SIZE,
     OWN_TYPES,
     T5GEMMA_TYPES,
-    Quantization,
     T5Config,
     is_decoder_only,
     is_t5gemma,
@@ -19,7 +18,17 @@ from .config import (
 )
 from .encoder_decoder import EncoderDecoder
 from .layer_copies import copy_layers
-from .quantization import Steps, plain_weight
+from .quantization import (
+    BITS,
+    QUANTIZATION_CONFIG,
+    Packing,
+    Quantization,
+    Steps,
+    is_embedding,
+    is_wo,
+    plain_weight,
+    read_quantization,
+)
 from .session import HeadOutput
 from .t5 import T5
 from .t5_draft import MOST_BLOCK, SharingConfig, SharingDraft

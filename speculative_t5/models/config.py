@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
-from ..errors import first_line, printable, shown
+from ..errors import printable, shown
+from .quantization import QUANTIZATION_CONFIG, Quantization, is_of_mlx, read_quantization
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
 T5GEMMA_TYPES = {"t5gemma": 1, "t5gemma2": 2}  # and their generations
@@ -82,12 +83,13 @@ def wrong(name: str, value: object, expected: str) -> ValueError:
 
 
 def refuse_quantized(config: Mapping[str, Any], advice: str) -> None:
-    """Refuse a config.json of weights that another program has quantized."""
-    if found := config.get("quantization_config"):
+    """Refuse a config.json of weights that a program other than MLX has quantized."""
+    found = config.get(QUANTIZATION_CONFIG)
+    if found and not is_of_mlx(found):
         method = found.get("quant_method") if isinstance(found, dict) else None
         raise ValueError(
             f"its weights are quantized by {method or 'another program'} "
-            f"(quantization_config in config.json): {advice}"
+            f"({QUANTIZATION_CONFIG} in config.json): {advice}"
         )
 
 
@@ -149,27 +151,6 @@ _OPTIONAL_SIZES = (
     "n_positions",
 )
 _TOKENS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """MLX's affine quantization of a model's matrices whose rows are a multiple of the group."""
-
-    bits: int  # of each weight, 4 or 8
-    group_size: int = 64  # weights that share a scale and a bias: 32, 64 or 128
-    keep_wo: bool = False  # whether the feed-forward's second matrix is left alone
-    embeddings: bool = True  # whether the embedding and a head of its own are quantized, too
-
-    def __post_init__(self) -> None:
-        if type(self.bits) is not int or self.bits not in (4, 8):
-            raise ValueError(f"quantization must be to 4 or 8 bits, got {shown(self.bits)}")
-        if type(self.group_size) is not int or self.group_size not in (32, 64, 128):
-            raise ValueError(
-                f"a group must be of 32, 64 or 128 weights, got {shown(self.group_size)}"
-            )
-
-    def __str__(self) -> str:
-        return f"{self.bits} bits in groups of {self.group_size}"
 
 
 @dataclass(frozen=True)
@@ -267,8 +248,9 @@ class T5Config:
         activation, gated = raw.pop("activation"), raw.pop("gated")
         raw["feed_forward_proj"] = f"gated-{activation}" if gated else activation
         raw["tie_word_embeddings"] = not raw.pop("own_head")
-        if raw["quantization"] is None:
-            del raw["quantization"]
+        del raw["quantization"]
+        if self.quantization:
+            raw["quantization"] = self.quantization.to_dict()
         if not raw["end_ids"]:
             del raw["end_ids"]
         return {"model_type": "t5", **raw}
@@ -314,17 +296,3 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
         )
     check_architectures(raw, T5_ARCHITECTURES)
     refuse_quantized(raw, "convert the original, with --quantize")
-
-
-def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
-    """Read how our own config.json says that the weights are quantized, if they are."""
-    stored = raw.get("quantization")
-    if stored is None:
-        return None
-    try:
-        return Quantization(**stored)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"quantization in config.json is {shown(stored)}: {first_line(error)}; "
-            "convert the model again"
-        ) from error

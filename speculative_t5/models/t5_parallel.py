@@ -60,7 +60,8 @@ def check_divisible(config: T5Config, size: int) -> None:
                 f"{name} is {getattr(config, name)}, which {size} processes cannot share evenly: "
                 "use a number of processes that divides it"
             )
-    group = config.quantization.group_size if config.quantization else 1
+    how = config.quantization
+    group = max(size for _, size in how.packings) if how else 1
     widths = {"d_ff": config.d_ff, "num_heads * d_kv": config.num_heads * config.d_kv}
     for name, width in widths.items():
         if width % group == 0 and width // size % group:

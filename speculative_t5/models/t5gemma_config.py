@@ -12,17 +12,16 @@ from .config import (
     MAX_LAYERS,
     T5GEMMA_TYPES,
     Activation,
-    Quantization,
     T5Config,
     check_architectures,
     model_type,
     read_flag,
-    read_quantization,
     read_size,
     refuse_quantized,
     spread,
     wrong,
 )
+from .quantization import Quantization, read_quantization
 
 T5GEMMA_ARCHITECTURES = tuple(
     f"T5Gemma{generation}{kind}"

@@ -1,4 +1,4 @@
-"""The plain text that weights/training/train_causal.py trains on."""
+"""The plain text that decoder-only pairs are trained on."""
 
 import lzma
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ def own_text() -> list[Path]:
     return [path for pattern in OWN_TEXT for path in sorted(REPOSITORY.glob(pattern))]
 
 
-def read_documents(paths: Sequence[Path]) -> list[str]:
-    """Read each file, a large one only up to `MAX_READ` characters."""
+def read_documents(paths: Sequence[Path], max_read: int = MAX_READ) -> list[str]:
+    """Read each file, a large one only up to `max_read` characters."""
     documents = []
     for path in paths:
         opener = lzma.open if path.suffix == ".xz" else open
         try:
             with opener(path, "rt", encoding="utf-8") as file:
-                documents.append(file.read(MAX_READ))
+                documents.append(file.read(max_read))
                 if file.read(1):
-                    print(f"{path}: only the first {MAX_READ:,} characters are read")
+                    print(f"{path}: only the first {max_read:,} characters are read")
         except (EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
             raise ValueError(f"{path} cannot be read as text: {error}") from error
     return documents
