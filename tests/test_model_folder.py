@@ -387,7 +387,7 @@ def test_bad_configs_are_refused(tmp_path: Path) -> None:
         ({"decoder_start_token_id": 999}, "is 999, expected an id from 0 to 8"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings in config.json is 'no', expected"),
         ({"relative_attention_num_buckets": 1}, "has 1 buckets up to a distance of 128"),
-        ({"quantization": {"bits": 8.0}}, "quantization must be to 4 or 8 bits, got 8.0"),
+        ({"quantization": {"bits": 8.0}}, "must be to 2, 3, 4, 5, 6 or 8 bits, got 8.0"),
         ({"quantization": [4]}, r"quantization in config.json is \[4\]"),
     ]
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 9}

@@ -118,7 +118,7 @@ def unfolded(
     sources_of: dict[str, Sources] = {}
     parts = dict(tensors)
     for name, sources in parameters.items():
-        if _packing(sources, tensors) is None:
+        if _shared_packing(sources, tensors) is None:
             sources_of[name] = sources
             continue
         for i, last in enumerate(PARTS):
@@ -139,7 +139,7 @@ def quantization_of(
         shape = next(iter(sources.values()))
         if len(shape) == 2:
             module = name.removesuffix(".weight")
-            packings[module], columns[module] = _packing(sources, tensors), shape[1]
+            packings[module], columns[module] = _shared_packing(sources, tensors), shape[1]
     packed = [module for module, packing in packings.items() if packing]
     usual = read_quantization(config)
     if usual is None or not packed:
@@ -154,7 +154,7 @@ def quantization_of(
     return dataclasses.replace(rule, others=tuple(others))
 
 
-def _packing(sources: Iterable[str], tensors: Mapping[str, StoredTensor]) -> Packing | None:
+def _shared_packing(sources: Iterable[str], tensors: Mapping[str, StoredTensor]) -> Packing | None:
     """Return how a parameter's tensors are packed; None if they are not, or not alike."""
     found = {getattr(tensors[source], "packing", None) for source in sources}
     return found.pop() if len(found) == 1 else None

@@ -19,7 +19,6 @@ from .config import (
 from .encoder_decoder import EncoderDecoder
 from .layer_copies import copy_layers
 from .quantization import (
-    BITS,
     QUANTIZATION_CONFIG,
     Packing,
     Quantization,

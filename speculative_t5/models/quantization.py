@@ -11,8 +11,8 @@ import mlx.nn as nn
 
 from ..errors import first_line, shown
 
-BITS = (2, 3, 4, 5, 6, 8)  # that MLX packs weights into
-GROUP_SIZES = (32, 64, 128)
+MLX_BITS = (2, 3, 4, 5, 6, 8)  # that MLX packs weights into
+MLX_GROUP_SIZES = (32, 64, 128)
 QUANTIZATION_CONFIG = "quantization_config"  # the entry of transformers, which MLX's programs copy
 _AFFINE = "affine"  # the mode of MLX's whose groups have a scale and a bias
 _EMBEDDINGS = ("shared", "encoder_shared", "lm_head")
@@ -28,7 +28,7 @@ Steps = tuple[tuple[str, float], ...]
 class Quantization:
     """MLX's affine quantization of a model's matrices whose rows are a multiple of the group."""
 
-    bits: int  # of each weight, one of `BITS`
+    bits: int  # of each weight, one of `MLX_BITS`
     group_size: int = 64  # weights that share a scale and a bias: 32, 64 or 128
     keep_wo: bool = False  # whether the feed-forward's second matrix is left alone
     embeddings: bool = True  # whether the embedding and a head of its own are quantized, too
@@ -37,12 +37,12 @@ class Quantization:
 
     def __post_init__(self) -> None:
         for bits, group_size in self.packings:
-            if type(bits) is not int or bits not in BITS:
-                listed = ", ".join(map(str, BITS[:-1]))
+            if type(bits) is not int or bits not in MLX_BITS:
+                listed = ", ".join(map(str, MLX_BITS[:-1]))
                 raise ValueError(
-                    f"quantization must be to {listed} or {BITS[-1]} bits, got {shown(bits)}"
+                    f"quantization must be to {listed} or {MLX_BITS[-1]} bits, got {shown(bits)}"
                 )
-            if type(group_size) is not int or group_size not in GROUP_SIZES:
+            if type(group_size) is not int or group_size not in MLX_GROUP_SIZES:
                 raise ValueError(
                     f"a group must be of 32, 64 or 128 weights, got {shown(group_size)}"
                 )
@@ -123,11 +123,11 @@ def _read(stored: Any) -> Quantization:
         if name == "mode":
             _check_affine(value)
         elif name not in own:
-            others.append((name, _packing(name, value, usual)))
+            others.append((name, _packing_of(name, value, usual)))
     return Quantization(**own, others=tuple(others))
 
 
-def _packing(name: str, value: Any, usual: tuple[Any, Any]) -> Packing | None:
+def _packing_of(name: str, value: Any, usual: tuple[Any, Any]) -> Packing | None:
     """Read what is said of one module: false, true for the usual, or bits and a group size."""
     if isinstance(value, bool):
         return cast(Packing, usual) if value else None
