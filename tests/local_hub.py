@@ -1,5 +1,6 @@
 """A local server that speaks the few endpoints of the Hugging Face Hub that are used."""
 
+import base64
 import hashlib
 import json
 import re
@@ -20,6 +21,7 @@ class Hub:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.requests: list[str] = []
+        self.cards: list[str] = []  # that were checked
         self.sizes: dict[str, int] = {}  # that the Hub claims, by names of files
         hub = self
 
@@ -28,6 +30,10 @@ class Hub:
                 hub.answer(self)
 
             do_HEAD = do_GET
+
+            def do_POST(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                hub.take(self, self.rfile.read(length))
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -58,6 +64,36 @@ class Hub:
         else:
             self.send(request, code="EntryNotFound")
 
+    def take(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        """Create a repository, or write the files of a commit into it, whatever their size."""
+        path = request.path.split("?")[0]
+        self.requests.append(f"POST {path}")
+        step = re.fullmatch(r"/api/models/(\w[^/]*/[^/]+)/(preupload|commit)/main", path)
+        if path == "/api/repos/create":
+            if "Authorization" not in request.headers:
+                self.send(request, status=401)
+                return
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+            answer: dict[str, Any] = {"url": f"{self.endpoint}/{name}", "id": name}
+        elif path == "/api/validate-yaml":
+            self.cards.append(json.loads(body)["content"])
+            answer = {"warnings": [], "errors": []}
+        elif step and step[2] == "preupload":
+            names = [each["path"] for each in json.loads(body)["files"]]
+            kept = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+            answer = {"files": [{"path": name} | kept for name in names]}
+        else:
+            assert step, path
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    content = base64.b64decode(line["value"]["content"])
+                    (self.root / step[1] / line["value"]["path"]).write_bytes(content)
+            url = f"{self.endpoint}/{step[1]}/commit/{COMMIT}"
+            answer = {"success": True, "commitOid": COMMIT, "commitUrl": url}
+        self.send(request, json.dumps(answer).encode())
+
     def info(self, name: str) -> dict[str, Any]:
         files = [
             {"rfilename": file.name, "size": self.sizes.get(file.name, file.stat().st_size)}
@@ -75,16 +111,22 @@ class Hub:
         return entries
 
     def send(
-        self, request: BaseHTTPRequestHandler, body: bytes = b"", *, tag: str = "", code: str = ""
+        self,
+        request: BaseHTTPRequestHandler,
+        body: bytes = b"",
+        *,
+        tag: str = "",
+        code: str = "",
+        status: int = 200,
     ) -> None:
         """Send a body with its digest as the tag, or else an error of the Hub's by its code."""
-        request.send_response(404 if code else 200)
+        request.send_response(404 if code else status)
         error = {"X-Error-Code": code, "X-Error-Message": "no"} if code else {}
         headers = {"Content-Length": str(len(body)), "ETag": f'"{tag}"', "X-Repo-Commit": COMMIT}
         for name, value in (headers | error).items():
             request.send_header(name, value)
         request.end_headers()
-        if request.command == "GET":
+        if request.command != "HEAD":
             request.wfile.write(body)
 
     def downloads(self) -> list[str]:

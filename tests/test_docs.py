@@ -344,6 +344,7 @@ def test_commands_run_in_the_order_of_the_page(
 ) -> None:
     call = caller(workplace, monkeypatch, capfd)
     use(monkeypatch, hub.endpoint, cache=workplace / "hf")
+    monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
     if page.name not in CHECKOUT:
         monkeypatch.setattr(model_folder, "CHECKOUT_FOLDER", None)
         monkeypatch.setattr(model_folder, "PACKAGE_FOLDER", installed / "speculative_t5")

@@ -289,3 +289,40 @@ def test_names_become_one_flat_folder_or_are_refused() -> None:
     for name in impossible.split():
         with refused("is neither a folder here nor", name):
             flat_name(name)
+
+
+def test_a_folder_is_uploaded_and_found_by_its_name(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "token")
+    Path("token").write_text("hf_of_a_test")
+    options = ("--dtype", "bfloat16")
+    done = call("convert", NAME, "-o", "new", "--upload-repo", "me/tiny-t5-bf16", *options)
+    assert done.code == 0 and done.err[-1] == f"uploaded to {hub.endpoint}/me/tiny-t5-bf16"
+    there = hub.root / "me" / "tiny-t5-bf16"
+    names = sorted(path.name for path in there.iterdir())
+    assert names == sorted(path.name for path in Path("new").iterdir())
+    assert {"README.md", "config.json", "model.safetensors"} < {*names}
+    (card,) = {*hub.cards}
+    assert f'base_model: "{NAME}"' in card and "# me/tiny-t5-bf16" in card
+    ours, theirs = load("new")[0], load("me/tiny-t5-bf16")[0]
+    assert ours.fingerprint == theirs.fingerprint
+    # Asked again with the same options it is not converted again, and uploaded.
+    done = call("convert", NAME, "-o", "new", "--upload-repo", "me/other", *options)
+    assert done.code == 0 and "exists already" in done.err[-2]
+    assert (hub.root / "me" / "other" / "config.json").is_file()
+
+
+def test_an_upload_that_cannot_be_is_refused_in_a_line(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("me", "me/a--b", "me/x.git", "a b/c", "a/b/c", ""):
+        with refused("cannot be a repository on the Hub: give", name):
+            convert(NAME, Path("new"), upload_repo=name)
+    with refused("what is uploaded is safetensors, and format is npz: leave it out"):
+        convert(NAME, Path("new"), upload_repo="me/x", format="npz")
+    assert not Path("new").exists()
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "none")
+    with refused("run hf auth login"):
+        convert(NAME, Path("new"), upload_repo="me/x")
+    assert load("new")  # stays, and is uploaded next time

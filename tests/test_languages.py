@@ -10,6 +10,7 @@ from speculative_t5.tokenizers import Languages, read_languages
 from speculative_t5.tokenizers.base import as_vocabulary
 
 import pytest
+import sentencepiece as spm
 from checkpoints import refused
 from commands import Call
 from conftest import V1_0, edit_json, write_checkpoint
@@ -49,6 +50,17 @@ def make_translator(place: Path) -> Path:
     write_checkpoint(place / "checkpoint", V1_0, pieces)
     convert(str(place / "checkpoint"), place / "weights" / "model")
     return place / "weights" / "model"
+
+
+def test_a_blank_stands_before_the_token_of_a_language(here: Path) -> None:
+    """U+2581, id 805 of madlad400: without it, its authors say, outputs degenerate."""
+    _, tokenizer = load(here / "weights" / "model")
+    own = spm.SentencePieceProcessor(model_file=str(here / "checkpoint" / "spiece.model"))
+    blank, german = (own.piece_to_id(piece) for piece in ("\u2581", "<2de>"))
+    for text in ("<2de> 1, 2, 3", "<2de>abc", of_madlad.prefix("German") + "abc"):
+        assert tokenizer.encode(text)[:2] == [blank, german]
+    for text in (" <2fr>  a b", "a <2de> b<2fr>c <2de>", "<2de><2fr>", "<2d e>", "<2de", "<2xx> a"):
+        assert tokenizer.encode(text) == [*own.encode(text), own.eos_id()], text
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Converts a T5 or T5Gemma checkpoint to a model folder, one tensor at a time."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -10,19 +12,24 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import shown
-from ..models import ModelConfig, Quantization, T5Config
+from ..models import QUANTIZATION_CONFIG, ModelConfig, Quantization, T5Config
+from ..options import option_error
 from ..tokenizers import TOKENIZER_FILES
 from . import model_folder
-from .hub import download, flat_name, look_up
+from .dequantizing import dequantized
+from .hub import check_new_name, download, flat_name, look_up, upload
 from .loading import as_dtype, locate, resolved, short_name
+from .model_card import model_card, shipped_license
 from .model_folder import ModelFolder
 from .packed import sibling
+from .saving import as_saved, saved_config, saved_layout
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
 from .tasks import TASK_PARAMS
-from .tensors import NewTensor, Shape, as_mlx, as_numpy, dtype_name
+from .tensors import Layout, NewTensor, as_mlx, as_numpy, dtype_name
 
-Layout = dict[str, tuple[Shape, mx.Dtype]]  # the tensors to write, by name
-
+SAFETENSORS = "safetensors"
+OWN_FORMAT = "npz"
+FORMATS = (OWN_FORMAT, SAFETENSORS)
 OF_TOKENIZER = (*TOKENIZER_FILES, "chat_template.jinja")
 MIN_SHARE = 0.01  # of the weights: quantizing a smaller embedding gains nothing
 
@@ -39,6 +46,9 @@ def convert(
     quantize: int | None = None,
     group_size: int = 64,
     keep_wo: bool | None = None,
+    dequantize: bool = False,
+    format: str | None = None,
+    upload_repo: str | None = None,
     revision: str | None = None,
     force: bool = False,
     allow_nonfinite: bool = False,
@@ -58,8 +68,10 @@ def convert(
         dtype: Type to store: float32, float16 or bfloat16; by default as `default_types` says.
         quantize: Bits to quantize matrices to, 4 or 8; by default they are not quantized.
         group_size: Weights that share a scale and a bias: 32, 64 or 128.
-        keep_wo: Whether to leave the feed-forward's second matrix unquantized; by default in gated
-            models, where quantizing it loses most.
+        keep_wo: Whether to leave `wo` as it is; by default in gated models, where it loses most.
+        dequantize: Whether to write what a quantized model's bits stand for, or keep them packed.
+        format: "npz", this package's own (the default), or "safetensors", for other programs.
+        upload_repo: A repository on the Hub, new or not, to upload the folder to, as safetensors.
         revision: Branch, tag or commit on the Hub.
         force: Whether to replace an existing model folder.
         allow_nonfinite: Whether to accept weights that are NaN or infinite.
@@ -71,38 +83,47 @@ def convert(
             out of range, or the output exists.
         OSError: If the Hub cannot be reached or the output cannot be written.
     """
-    wanted = _Wanted(model, adapter, revision, dtype, quantize, group_size, keep_wo)
+    kind = format or (OWN_FORMAT if upload_repo is None else SAFETENSORS)
+    stored = _Stored(dtype, quantize, group_size, keep_wo, dequantize, kind)
+    wanted = _Wanted(model, adapter, revision, stored.checked(upload_repo))
     folder = wanted.checked_folder()
-    quantization, target = wanted.quantization, as_dtype(dtype)
     output = output or wanted.new_folder()
     if not force and wanted.is_made(ModelFolder(output)):
         note(f"{output} exists already, made from {model}; --force converts it again")
-        return output
-    _check_output(output, wanted.read, force=force)
-    source, origin = _find_source(wanted, folder, output)
-    checkpoint = _open_source(source, note)
-    config = checkpoint.config
-    if quantization:
-        config = quantized(config, quantization, keep_wo)
-    layout = new_layout(config, target or default_types(config, checkpoint.dtypes))
-    tensors = _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress)
-    settings = _config_json(config, source) | _own_settings(source) | origin
-    size = bytes_of_layout(layout)
-    model_folder.write_folder(output, settings, tensors, _small_files(source), num_bytes=size)
+    else:
+        _check_output(output, wanted.read, force=force)
+        new = _open_new(wanted, folder, output, note)
+        new.write(output, upload_repo or output.name, allow_nonfinite, progress)
+    if upload_repo is not None:
+        note(f"uploaded to {upload(output, upload_repo)}")
     return output
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wanted:
-    """What is converted, and how: arguments of `convert`."""
+class _Stored:
+    """How weights are to be stored: arguments of `convert`."""
 
-    model: str
-    adapter: str | None
-    revision: str | None
     dtype: str | None
     quantize: int | None
     group_size: int
     keep_wo: bool | None
+    dequantize: bool
+    format: str
+
+    def checked(self, upload_repo: str | None) -> _Stored:
+        """Return it; refuse options that are out of range, or exclude each other."""
+        if self.format not in FORMATS:
+            raise option_error("format", " or ".join(FORMATS), self.format)
+        if self.dequantize and self.quantize is not None:
+            raise ValueError("dequantize and quantize exclude each other: leave one of them out")
+        if upload_repo is not None:
+            if self.format != SAFETENSORS:
+                raise ValueError(
+                    f"what is uploaded is safetensors, and format is {self.format}: leave it out"
+                )
+            check_new_name(upload_repo)
+        _ = self.quantization, as_dtype(self.dtype)  # refused here, if they are
+        return self
 
     @property
     def quantization(self) -> Quantization | None:
@@ -112,20 +133,33 @@ class _Wanted:
             raise ValueError(f"quantization must be to 4 or 8 bits, got {shown(self.quantize)}")
         return Quantization(self.quantize, self.group_size)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What decides how the weights are stored."""
-        return {
-            "dtype": self.dtype,
-            "quantize": self.quantize,
-            "group_size": self.group_size,
-            "keep_wo": self.keep_wo,
-        }
+    def to_dict(self) -> dict[str, Any]:
+        """What a folder made from a repository notes of it; what is new only where it is used."""
+        found = dataclasses.asdict(self)
+        if not self.dequantize:
+            del found["dequantize"]
+        if self.format != SAFETENSORS:
+            del found["format"]
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """What is converted, and how."""
+
+    model: str
+    adapter: str | None
+    revision: str | None
+    stored: _Stored
 
     @property
     def origin(self) -> dict[str, Any]:
         """What a folder made from a repository notes of that."""
-        return {"repository": self.model, "revision": self.revision, **self.options}
+        return {
+            "repository": self.model,
+            "revision": self.revision,
+            **self.stored.to_dict(),
+        }
 
     @property
     def named(self) -> str:
@@ -161,9 +195,10 @@ class _Wanted:
 
     def is_made(self, found: ModelFolder) -> bool:
         """Whether a folder was made from the same repository with the same options."""
-        if self.adapter is not None or Path(self.model).is_dir() or not found.is_converted:
+        if self.adapter is not None or Path(self.model).is_dir() or not found.is_made_here:
             return False
-        return self.origin.items() <= found.origin.items()
+        form = OWN_FORMAT if found.is_converted else SAFETENSORS
+        return form == self.stored.format and self.origin.items() <= found.origin.items()
 
 
 def _find_source(
@@ -175,8 +210,8 @@ def _find_source(
         source, files = look_up(wanted.model, wanted.revision)
         if not source.is_adapter:
             config = source.model_config()  # refused before the download, if it is
-            if wanted.quantization:
-                quantized(config, wanted.quantization)
+            if wanted.stored.quantization:
+                quantized(config, wanted.stored.quantization)
             download(wanted.model, source, files)
             origin = {"converted_from": wanted.origin | {"commit": source.path.name}}
     if source is not None and not source.is_adapter and wanted.adapter is None:
@@ -193,21 +228,82 @@ def _find_merged(wanted: _Wanted, output: Path) -> tuple[ModelFolder, dict[str, 
     assert source.adapter is not None
     _check_apart(output, [source.path.resolve(), source.adapter.path.resolve()])
     names = {"base": short_name(source.path), "adapter": short_name(source.adapter.path)}
-    return source, {"converted_from": names | wanted.options}
+    return source, {"converted_from": names | wanted.stored.to_dict()}
 
 
-def _open_source(source: ModelFolder, note: Callable[[str], None]) -> Checkpoint:
-    """Open a checkpoint to convert; refuse one that is quantized, or without its tokenizer."""
+def _open_new(
+    wanted: _Wanted, folder: ModelFolder | None, output: Path, note: Callable[[str], None]
+) -> _NewModel:
+    """Open what is to be converted, downloaded if need be; see `_open_source`."""
+    source, origin = _find_source(wanted, folder, output)
+    checkpoint, types = _open_source(source, wanted.stored, note)
+    base = None if Path(wanted.model).is_dir() else wanted.model
+    return _NewModel(wanted.stored, source, checkpoint, types, origin, base)
+
+
+def _open_source(
+    source: ModelFolder, wanted: _Stored, note: Callable[[str], None]
+) -> tuple[Checkpoint, dict[str, mx.Dtype]]:
+    """Open a checkpoint to convert, and the types that it is stored in, dequantized if asked.
+
+    Raises:
+        ValueError: If it is quantized already where it is to be, or is without its tokenizer.
+    """
     checkpoint = open_checkpoint(source)
-    if checkpoint.config.quantization:
+    how, types = checkpoint.config.quantization, checkpoint.dtypes
+    if how and wanted.quantize is not None:
         raise ValueError(
-            f"{source.path} is quantized already, to {checkpoint.config.quantization}: "
-            "convert what it was made from"
+            f"{source.path} is quantized already, to {how}: convert what it was made from"
         )
+    if wanted.dequantize:
+        if not how:
+            raise ValueError(f"{source.path} is not quantized: leave --dequantize out")
+        checkpoint = dequantized(checkpoint)
+        types = {n: types.get(sibling(n, "scales"), types[n]) for n in checkpoint.parameters}
     if checkpoint.num_images:
         note(f"left out {checkpoint.num_images} tensors for images: this package reads text only")
     source.tokenizer()  # refused here, if it does not fit
-    return checkpoint
+    return checkpoint, types
+
+
+@dataclasses.dataclass(frozen=True)
+class _NewModel:
+    """A model to write, and what it is made of."""
+
+    wanted: _Stored
+    source: ModelFolder
+    checkpoint: Checkpoint
+    types: Mapping[str, mx.Dtype]  # that its parameters are stored in
+    origin: dict[str, Any]
+    base: str | None  # the repository of what it is made of
+
+    def write(
+        self,
+        output: Path,
+        name: str,
+        allow_nonfinite: bool,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Write its folder; others know the model by its `name`."""
+        wanted, source, checkpoint = self.wanted, self.source, self.checkpoint
+        config, quantization = checkpoint.config, wanted.quantization
+        if quantization:
+            config = quantized(config, quantization, wanted.keep_wo)
+        chosen = as_dtype(wanted.dtype) or default_types(config, self.types)
+        layout = new_layout(config, chosen)
+        settings = _config_json(config, source) | _own_settings(source) | self.origin
+        files = _small_files(source)
+        others: dict[str, Any] = {}
+        if wanted.format == SAFETENSORS:
+            checkpoint, layout = as_saved(checkpoint), saved_layout(config, layout)
+            settings = saved_config(config, settings, layout)
+            bits = config.quantization.bits if config.quantization else None
+            others = {"layout": layout, "card": model_card(source, name, self.base, bits)}
+            files += filter(None, [shipped_license(source.path)])
+        tensors = _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress)
+        model_folder.write_folder(
+            output, settings, tensors, files, num_bytes=bytes_of_layout(layout), **others
+        )
 
 
 def _small_files(source: ModelFolder) -> list[Path]:
@@ -220,7 +316,7 @@ def _small_files(source: ModelFolder) -> list[Path]:
 def _check_output(output: Path, read: Iterable[Path], *, force: bool) -> None:
     """Refuse to write over what is read, over a model unless forced, or over anything else."""
     _check_apart(output, read)
-    if ModelFolder(output).is_converted and not force:
+    if ModelFolder(output).is_made_here and not force:
         raise ValueError(
             f"{output} exists: use --force to replace it, or --output to name another folder"
         )
@@ -237,7 +333,8 @@ def _config_json(config: ModelConfig, source: ModelFolder) -> dict[str, Any]:
     """Return what is read back as this config: a T5's own entries, or those of the checkpoint."""
     if isinstance(config, T5Config):
         return config.to_dict()
-    left_out = ("draft", "converted_from", "dtype")  # true of the checkpoint alone
+    # True of the checkpoint alone.
+    left_out = ("draft", "converted_from", "dtype", "quantization", QUANTIZATION_CONFIG)
     raw = {name: value for name, value in source.config.items() if name not in left_out}
     raw["tie_word_embeddings"] = not config.own_head  # whatever the checkpoint says
     how = config.quantization
@@ -282,7 +379,7 @@ def new_layout(config: ModelConfig, dtype: mx.Dtype | Mapping[str, mx.Dtype]) ->
     layout = {}
     for name, shape in shapes.items():
         weight, scales = sibling(name, "weight"), sibling(name, "scales")
-        kind = dtype if isinstance(dtype, mx.Dtype) else dtype[weight]
+        kind = dtype if isinstance(dtype, mx.Dtype) else dtype.get(name, dtype[weight])
         layout[name] = (shape, mx.uint32 if name == weight and scales in shapes else kind)
     return layout
 
@@ -293,7 +390,7 @@ def default_types(config: ModelConfig, stored: Mapping[str, mx.Dtype]) -> Mappin
     Matrices that a quantized model keeps, such as `wo` of gated ones, are not float32: they would
     be most of a 4-bit folder. In bfloat16 they lose less than the others do in 8 bits.
     """
-    if not config.quantization:
+    if not config.quantization or mx.uint32 in stored.values():
         return stored
     shapes = parameter_shapes(config)
 
@@ -332,7 +429,8 @@ def _new_tensors(
 
     for name, sources in parameters.items():
         siblings = (sibling(name, last) for last in ("scales", "biases"))
-        parts: dict[str, list[np.ndarray]] = {each: [] for each in siblings if each in layout}
+        made_here = (each for each in siblings if each in layout and each not in parameters)
+        parts: dict[str, list[np.ndarray]] = {each: [] for each in made_here}
         dtype = layout[next(iter(parts), name)][1]
         made = blocks(sources, dtype)
         if parts:
@@ -348,6 +446,8 @@ def _checked_block(
     name: str, block: np.ndarray, old: mx.Dtype, new: mx.Dtype, allow_nonfinite: bool
 ) -> np.ndarray:
     """Return a block in its new type; refuse numbers that are not finite, or not in that type."""
+    if old == mx.uint32:  # packed
+        return block
     finite = is_finite(block, old)
     if not finite and not allow_nonfinite:
         raise ValueError(

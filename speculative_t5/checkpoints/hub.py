@@ -158,6 +158,34 @@ def download(name: str, folder: ModelFolder, files: Mapping[str, int] | None) ->
     return folder.path
 
 
+def check_new_name(name: str) -> None:
+    """Refuse what cannot be the name of a repository of one's own, before anything is made."""
+    if not re.fullmatch(r"\b[\w.-]+\b/\b[\w.-]{1,96}\b", name) or re.search(
+        r"\.\.|--|\.git$", name
+    ):
+        raise ValueError(
+            f"{name!r} cannot be a repository on the Hub: give the name of its owner and its own, "
+            "such as me/t5-small-8bit"
+        )
+
+
+def upload(folder: Path, name: str) -> str:
+    """Upload a model folder to a repository, which is made if need be; return its address."""
+    from huggingface_hub import HfApi, errors
+
+    api = HfApi()
+    try:
+        address = api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload the model")
+    except Exception as error:  # its HTTP client's errors have no base of their own
+        status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+        advice = "run hf auth login" if status in (401, 403) else "run the same command again"
+        raise ValueError(
+            f"{folder} could not be uploaded to {name}: {first_line(error)}; {advice}"
+        ) from error
+    return str(address)
+
+
 def find_cached(name: str) -> Path | None:
     """Return a repository's folder in the cache, if every file that loading needs is there."""
     from huggingface_hub import try_to_load_from_cache

@@ -32,7 +32,16 @@ from ..tokenizers import (
     load_tokenizer,
 )
 from .registered import Family, family_of
-from .tensors import GET_MODEL_AGAIN, NewTensor, StoredTensor, read_safetensors, write_npz
+from .tensors import (
+    GET_MODEL_AGAIN,
+    Layout,
+    NewTensor,
+    StoredTensor,
+    names_this_package,
+    read_safetensors,
+    write_npz,
+    write_safetensors,
+)
 
 WEIGHTS_VARIABLE = "SPECULATIVE_T5_WEIGHTS"  # names the folder that comes before all others
 PACKAGE_FOLDER = Path(__file__).parent.parent
@@ -109,6 +118,12 @@ class ModelFolder:
     def is_converted(self) -> bool:
         """Whether its weights are in this package's own form."""
         return (self.path / "weights.npz").is_file()
+
+    @property
+    def is_made_here(self) -> bool:
+        """Whether this package has written its weights, in its own form or in safetensors."""
+        shards = sorted(self.path.glob("model*.safetensors"))
+        return self.is_converted or (bool(shards) and all(map(names_this_package, shards)))
 
     @property
     def is_adapter(self) -> bool:
@@ -449,7 +464,7 @@ def check_model_replaceable(folder: Path) -> None:
         raise ValueError(f"{folder} is the current folder: choose another --output")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    if not (folder / "weights.npz").exists():
+    if not ModelFolder(folder).is_made_here:
         raise ValueError(f"{folder} exists and is not a converted model: choose another --output")
     if others := sorted(path.name for path in folder.iterdir() if path.is_dir()):
         raise ValueError(f"{folder} also holds {others[0]}: choose another --output")
@@ -462,10 +477,13 @@ def write_folder(
     tokenizer_files: Iterable[Path],
     *,
     num_bytes: int = 0,
+    layout: Layout | None = None,
+    card: str | None = None,
 ) -> None:
     """Write a model folder, whole or not at all, its tensors made and stored one at a time.
 
     Nothing is written where fewer than `num_bytes` are free, or over anything but a model folder.
+    With a `layout` weights are safetensors, else a .npz file; a `card` becomes README.md.
     """
     check_model_replaceable(folder)
     with replacing_folder(folder, FOLDER_IS_BUSY) as new:
@@ -475,7 +493,12 @@ def write_folder(
             lack = f"it takes {needed} GB, and {left} GB are free"
             advice = "free some, or choose another --output"
             raise OSError(errno.ENOSPC, f"No space left on device: {lack}; {advice}")
-        write_npz(new / "weights.npz", tensors)
+        if layout is None:
+            write_npz(new / "weights.npz", tensors)
+        else:
+            write_safetensors(new, layout, tensors)
+        if card is not None:
+            (new / "README.md").write_text(card, encoding="utf-8")
         for path in tokenizer_files:
             shutil.copyfile(path, new / path.name)
         text = json.dumps(config, indent=2) + "\n"

@@ -92,7 +92,7 @@ def _open_saved(folder: ModelFolder, config: ModelConfig) -> Checkpoint:
         config, tensors = t5gemma.infer_config(config, text)
     else:
         config, tensors = infer_config(config, without_zero_biases(path, stored))
-    found = _complete(path, Checkpoint(config, tensors, _planned(config), num_images))
+    found = _complete(path, Checkpoint(config, tensors, planned(config), num_images))
     how = quantization_of(folder.config, found.parameters, tensors)
     parameters, tensors = unfolded(found.parameters, tensors)
     config = dataclasses.replace(config, quantization=how)
@@ -107,14 +107,14 @@ def _complete(path: Path, found: Checkpoint) -> Checkpoint:
     return found
 
 
-def _planned(config: ModelConfig) -> dict[str, Sources]:
-    """Return the Hugging Face tensors that each parameter consists of."""
+def planned(config: ModelConfig) -> dict[str, Sources]:
+    """Return the Hugging Face tensors that each parameter consists of, by our names."""
     return dict(plan(config) if isinstance(config, T5Config) else t5gemma.plan(config))
 
 
 def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
     """Return the model in the folder `path` with what an adapter changes."""
-    config, planned, changes = base.config, _planned(base.config), adapter.changes()
+    config, sources_of, changes = base.config, planned(base.config), adapter.changes()
     if config.quantization:
         raise ValueError(
             f"{path} is quantized, and an adapter is merged before that: convert what {path} was "
@@ -128,7 +128,7 @@ def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
     if base.parameters.keys() <= tensors.keys():  # converted: of our names, and stacked
         tensors = {
             source: tensor
-            for name, sources in planned.items()
+            for name, sources in sources_of.items()
             for source, tensor in zip(sources, tensors[name].split(sources.values()), strict=True)
         }
     changes = _one_embedding(changes, embedding, tensors)
@@ -141,7 +141,7 @@ def _merge(base: Checkpoint, adapter: Adapter, path: Path) -> Checkpoint:
         del merged[head]  # saved beside the embedding that it is
     rows = _rows(merged, embedding, head, adapter.folder.path)
     config = dataclasses.replace(config, own_head=head in merged, vocab_size=rows)
-    made = Checkpoint(config, merged, _planned(config), base.num_images)
+    made = Checkpoint(config, merged, planned(config), base.num_images)
     return _complete(adapter.folder.path, made)
 
 

@@ -34,6 +34,15 @@ def of_text(tensors: Mapping[str, Renamed]) -> dict[str, Renamed]:
     return {name: tensor for name, tensor in bare.items() if not name.startswith(IMAGE_TENSORS)}
 
 
+def saved_name(config: T5GemmaConfig, name: str) -> str:
+    """Return the name that transformers saves a tensor of the bare model by."""
+    if name == T5GEMMA_HEAD:
+        return name
+    if config.generation == 2 and name == T5GEMMA_EMBEDDINGS[0]:
+        name = T5GEMMA_EMBEDDINGS[1]  # the one embedding
+    return f"model.{name}"
+
+
 def infer_config(
     config: T5GemmaConfig, tensors: Mapping[str, StoredTensor]
 ) -> tuple[T5GemmaConfig, dict[str, StoredTensor]]:

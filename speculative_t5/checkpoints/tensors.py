@@ -9,11 +9,11 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -26,7 +26,10 @@ from ..errors import first_line, printable, refuse_pointer
 Shape = tuple[int, ...]
 # The name and shape of each stored tensor of a parameter, which stacks them by rows.
 Sources = Mapping[str, Shape]
+Layout = dict[str, tuple[Shape, mx.Dtype]]  # the tensors to write, by name
 
+SHARD_BYTES = 5 * 10**9  # of a file that is written, as MLX's and transformers' programs have it
+MADE_BY = "speculative_t5"
 BLOCK_BYTES = 1 << 20  # what is done to a block finds it in the cache of a core
 
 # The name of each type in safetensors, and the numpy type that holds it.
@@ -228,6 +231,81 @@ def write_npz(path: Path, tensors: Iterable[NewTensor]) -> None:
                     stream.write(block.data)
                     size -= block.nbytes
             assert size == 0, (tensor.name, size)
+
+
+def shards_of(layout: Layout, most: int) -> dict[str, Layout]:
+    """Return the files that safetensors are written to, of about `most` bytes each."""
+    shards: list[Layout] = [{}]
+    size = 0
+    for name, (shape, dtype) in layout.items():
+        size += math.prod(shape) * dtype.size
+        if size > most and shards[-1]:
+            shards.append({})
+            size = math.prod(shape) * dtype.size
+        shards[-1][name] = shape, dtype
+    if len(shards) == 1:
+        return {"model.safetensors": layout}
+    count = len(shards)
+    return {f"model-{i + 1:05}-of-{count:05}.safetensors": s for i, s in enumerate(shards)}
+
+
+def write_safetensors(
+    folder: Path,
+    layout: Layout,
+    tensors: Iterable[NewTensor],
+) -> None:
+    """Write tensors, made and stored one at a time, to model.safetensors, or to shards.
+
+    Their names, shapes and types are those of `layout`. The same weights give the same bytes.
+    """
+    shards = shards_of(layout, SHARD_BYTES)
+    with ExitStack() as stack:
+        places: dict[str, tuple[BinaryIO, int]] = {}
+        for file, part in shards.items():
+            opened = stack.enter_context((folder / file).open("wb"))
+            header, begins = _safetensors_header(part)
+            opened.write(header)
+            places |= {name: (opened, begin) for name, begin in begins.items()}
+        for tensor in tensors:
+            stream, begin = places.pop(tensor.name)
+            assert layout[tensor.name] == (tensor.shape, tensor.dtype)
+            stream.seek(begin)
+            for block in tensor.blocks:
+                assert block.dtype == NUMPY_TYPES[tensor.dtype]
+                stream.write(block.data)
+            assert stream.tell() - begin == math.prod(tensor.shape) * tensor.dtype.size
+        assert not places, places
+    if len(shards) > 1:
+        total = sum(math.prod(shape) * dtype.size for shape, dtype in layout.values())
+        files = {name: file for file, part in shards.items() for name in part}
+        index = {"metadata": {"total_size": total}, "weight_map": files}
+        text = json.dumps(index, indent=2) + "\n"
+        (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _safetensors_header(layout: Layout) -> tuple[bytes, dict[str, int]]:
+    """Return the beginning of a file of tensors, and where in the file each one begins."""
+    types = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
+    entries: dict[str, Any] = {"__metadata__": {"format": "mlx", "made_by": MADE_BY}}
+    end = 0
+    # Those of the widest type come first, so that each begins at a multiple of its own.
+    for name, (shape, dtype) in sorted(layout.items(), key=lambda item: -item[1][1].size):
+        begin, end = end, end + math.prod(shape) * dtype.size
+        entries[name] = {"dtype": types[dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    first = 8 + len(text)
+    begins = {name: first + entries[name]["data_offsets"][0] for name in layout}
+    return len(text).to_bytes(8, "little") + text, begins
+
+
+def names_this_package(path: Path) -> bool:
+    """Whether a file of safetensors says that this package has written it."""
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            return (file.metadata() or {}).get("made_by") == MADE_BY
+    except Exception:  # whatever is there instead was not
+        return False
 
 
 def parameters_of(module: nn.Module) -> dict[str, mx.array]:

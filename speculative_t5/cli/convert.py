@@ -29,6 +29,17 @@ class ConvertOptions:
     keep_wo: bool | None = option(
         None, "Leave the feed-forward's second matrix unquantized.", shown="in gated models"
     )
+    dequantize: bool = option(
+        False, "Write what the bits of a quantized model stand for, in its scales' type."
+    )
+    format: str | None = option(
+        None,
+        "npz, this package's own, or safetensors, with Hugging Face's names, for other programs.",
+        shown="npz; safetensors with --upload-repo",
+    )
+    upload_repo: str | None = option(
+        None, "Repository on the Hub to upload the folder to, such as me/t5-small-8bit."
+    )
     adapter: str | None = option(
         None,
         "LoRA adapter of PEFT to merge first: a folder or a name; alone, into the model it names.",

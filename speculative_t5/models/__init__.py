@@ -9,6 +9,7 @@ from .config import (
     DRAFT_TYPE,
     MAX_LAYERS,
     MAX_SIZE,
+    MODEL_TYPES,
     OWN_TYPES,
     T5GEMMA_TYPES,
     T5Config,

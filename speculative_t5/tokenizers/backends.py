@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .base import LANGUAGE_TOKEN
 from .sentencepiece_files import SentencePieceFile
 from .settings import AddedToken, TokenizerSettings
 
@@ -97,7 +98,7 @@ def from_sentencepiece(file: SentencePieceFile, settings: TokenizerSettings) -> 
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     count = settings.num_sentinels(100)
-    pieces = file.scored + [(f"<extra_id_{i}>", 0.0) for i in reversed(range(count))]
+    pieces = _with_languages(file) + [(f"<extra_id_{i}>", 0.0) for i in reversed(range(count))]
     backend = Tokenizer(models.Unigram(pieces, int(file.processor.unk_id()), False))
     if file.charsmap:
         backend.normalizer = normalizers.Precompiled(file.charsmap)
@@ -107,10 +108,29 @@ def from_sentencepiece(file: SentencePieceFile, settings: TokenizerSettings) -> 
     backend.decoder = decoders.Metaspace("\u2581", "always", True)
     made = _made(backend, settings, T5_CLASS)
     own = {name: AddedToken(name, special=True) for name in file.control}
-    own |= {name: AddedToken(name) for name in file.user_defined}
+    others = (name for name in file.user_defined if not LANGUAGE_TOKEN.fullmatch(name))
+    own |= {name: AddedToken(name) for name in others}
     _add_tokens(made, settings, _t5_extras(settings, tuple(own.values())))
     _end_with_eos(made)
     return made
+
+
+def _with_languages(file: SentencePieceFile) -> list[tuple[str, float]]:
+    """Return scored pieces, among which tokens of languages win, as in SentencePiece's lattice.
+
+    transformers 5 cuts texts at them instead, and so drops the blank (U+2581) that stands before
+    them in what madlad400 was trained on.
+    """
+    languages = set(filter(LANGUAGE_TOKEN.fullmatch, file.user_defined))
+    if not languages:
+        return file.scored
+    others = (*file.control, *file.user_defined)
+    best = max((score for name, score in file.scored if name not in others), default=0.0)
+    # SentencePiece's score of a piece that its user has defined.
+    return [
+        (name, len(name.encode()) * best - 0.1 if name in languages else score)
+        for name, score in file.scored
+    ]
 
 
 def from_bpe(folder: Path, settings: TokenizerSettings) -> Made:
