@@ -26,17 +26,20 @@ if TYPE_CHECKING:
     from .generation import (
         Chunk,
         DecodingOptions,
+        Encoder,
         Generation,
         GenerationOptions,
         SpeculativeDecoder,
         Token,
         pipeline,
+        rank,
     )
     from .models import T5Config
 
 _PACKAGES = {
     "Chunk": "generation",
     "DecodingOptions": "generation",
+    "Encoder": "generation",
     "Generation": "generation",
     "GenerationOptions": "generation",
     "Rewritten": "documents",
@@ -46,11 +49,13 @@ _PACKAGES = {
     "Token": "generation",
     "load": "checkpoints",
     "pipeline": "generation",
+    "rank": "generation",
 }
 
 __all__ = [
     "Chunk",
     "DecodingOptions",
+    "Encoder",
     "Generation",
     "GenerationOptions",
     "Rewritten",
@@ -61,6 +66,7 @@ __all__ = [
     "__version__",
     "load",
     "pipeline",
+    "rank",
 ]
 
 

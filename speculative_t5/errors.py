@@ -36,13 +36,25 @@ def refuse_pointer(path: Path) -> None:
 
 def read_json(path: Path, again: str) -> dict[str, Any]:
     """Read the object in a JSON file; refuse anything else, with the advice `again`."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {first_line(error)}; {again}") from error
+    raw = _parsed_json(path, again)
     if not isinstance(raw, dict):
         raise ValueError(f"{path} holds a {type(raw).__name__}, expected an object: {again}")
     return raw
+
+
+def read_json_list(path: Path, again: str) -> list[Any]:
+    """Read the list in a JSON file; refuse anything else, with the advice `again`."""
+    raw = _parsed_json(path, again)
+    if not isinstance(raw, list):
+        raise ValueError(f"{path} holds a {type(raw).__name__}, expected a list: {again}")
+    return raw
+
+
+def _parsed_json(path: Path, again: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {first_line(error)}; {again}") from error
 
 
 def count(number: int, thing: str) -> str:

@@ -4,7 +4,7 @@ import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, Literal, cast, overload
 
 import mlx.core as mx
 
@@ -18,6 +18,7 @@ from ..models import (
     ModelConfig,
     SharingDraft,
     T5Config,
+    TextEncoder,
     is_t5gemma,
     new_model,
     parts_of,
@@ -54,6 +55,16 @@ def load(
     name_or_path: str | Path,
     *,
     dtype: mx.Dtype | str | None = None,
+    adapter: str | Path | None = None,
+    encoder_only: Literal[True],
+) -> tuple[TextEncoder, Tokenizer]: ...
+
+
+@overload
+def load(
+    name_or_path: str | Path,
+    *,
+    dtype: mx.Dtype | str | None = None,
     target: EncoderDecoder,
 ) -> tuple[EncoderDecoder | SharingDraft, Tokenizer | None]: ...
 
@@ -65,7 +76,8 @@ def load(
     target: EncoderDecoder | None = None,
     group: mx.distributed.Group | None = None,
     adapter: str | Path | None = None,
-) -> tuple[EncoderDecoder | SharingDraft, Tokenizer | None]:
+    encoder_only: bool = False,
+) -> tuple[EncoderDecoder | SharingDraft | TextEncoder, Tokenizer | None]:
     """Load a model and its tokenizer.
 
     The tokenizer's `prefix` and the model's `min_probability` are those in config.json, if any.
@@ -89,6 +101,8 @@ def load(
         adapter: A LoRA adapter of PEFT for this model, by path or name: its changes are merged into
             the weights, in float32, as they are read. An adapter alone, in place of the model, is
             merged into the model that it names.
+        encoder_only: Whether to read the encoder of a T5 or T5Gemma alone, a `TextEncoder`. Of a
+            folder that has no decoder (T5EncoderModel) it is what is read in any case.
 
     Raises:
         ValueError: If there is no such folder or name, it is not a whole model or it is the draft
@@ -100,10 +114,13 @@ def load(
     # more still in the first generation, whose threads are at work.
     mx.compile(lambda x: x)(mx.array(0))
     computed = as_dtype(dtype)
-    folder = locate(name_or_path, adapter)
+    folder = replace(locate(name_or_path, adapter), encoder_only=encoder_only)
     if group is not None and group.size() == 1:
         group = None
-    if group is not None and (folder.kind != "t5" or is_t5gemma(folder.config)):
+    if encoder_only and folder.kind != "t5":
+        raise ValueError(f"{folder.path} has no encoder of its own: choose a T5 or a T5Gemma")
+    is_whole_t5 = folder.kind == "t5" and not is_t5gemma(folder.config) and not folder.is_encoder
+    if group is not None and not is_whole_t5:
         raise ValueError(
             f"only a T5 can be split among processes: load {folder.path} without a group"
         )
@@ -116,7 +133,9 @@ def load(
         return draft, None
     least = folder.min_probability
     model, tokenizer = _load_t5(folder, computed, group)
-    model.min_probability, model.name = least or 0.0, name
+    model.name = name
+    if isinstance(model, EncoderDecoder):
+        model.min_probability = least or 0.0
     return model, tokenizer
 
 
@@ -262,7 +281,7 @@ def _find(name_or_path: str | Path, *, to_merge: bool = False) -> Path:
 
 def _load_t5(
     folder: ModelFolder, asked: mx.Dtype | None, group: mx.distributed.Group | None
-) -> tuple[EncoderDecoder, Tokenizer]:
+) -> tuple[EncoderDecoder | TextEncoder, Tokenizer]:
     tokenizer = read_tokenizer(folder)
     checkpoint, constraints = open_checkpoint(folder), folder.constraints
     dtype = asked or checkpoint.default_type.dtype
@@ -287,8 +306,9 @@ def _load_t5(
     model.load_weights(
         [(name, _read_parameter(checkpoint, name, kind, group)) for name, kind in types.items()]
     )
-    info = model.info.with_vocabulary(tokenizer.vocabulary)
-    model.info = replace(info, constraints=constraints)
+    if isinstance(model, EncoderDecoder):
+        info = model.info.with_vocabulary(tokenizer.vocabulary)
+        model.info = replace(info, constraints=constraints)
     accelerate(model)
     return model, tokenizer
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..decoding import Constraints
 from ..errors import read_json, refuse_pointer, rounded_down, rounded_up, shown
@@ -21,6 +21,7 @@ from ..models import (
     ModelConfig,
     T5Config,
     T5GemmaConfig,
+    is_encoder_alone,
     is_t5gemma,
     read_size,
 )
@@ -66,6 +67,7 @@ FOLDER_IS_BUSY = (
 )
 DIGEST_BLOCK, DIGEST_BLOCKS = 2**16, 64  # bytes, and how many of each file are read for a digest
 
+Config = TypeVar("Config", T5Config, T5GemmaConfig)
 Kind = Literal["t5", "t5-draft", "registered"]
 
 
@@ -78,6 +80,7 @@ class ModelFolder:
 
     path: Path
     adapter: "ModelFolder | None" = None
+    encoder_only: bool = False  # whether only the encoder is meant
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -113,6 +116,11 @@ class ModelFolder:
         except (OSError, ValueError):
             return None  # `config` says why
         return family_of(config)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether there is no decoder in it, or none is meant."""
+        return self.encoder_only or is_encoder_alone(self.config)
 
     @property
     def is_converted(self) -> bool:
@@ -210,10 +218,14 @@ class ModelFolder:
         try:
             if is_t5gemma(config):
                 ends = {"eos_token_id": self.ends} if self.ends else {}
-                return T5GemmaConfig.from_dict(config | ends)
-            return self._with_ids(T5Config.from_dict(config))
+                return self._as_meant(T5GemmaConfig.from_dict(config | ends))
+            return self._as_meant(self._with_ids(T5Config.from_dict(config)))
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from error
+
+    def _as_meant(self, config: Config) -> Config:
+        """Return the config of the model, or of its encoder."""
+        return replace(config, encoder_only=config.encoder_only or self.encoder_only)
 
     def _with_ids(self, config: T5Config) -> T5Config:
         """Return a T5's config with the ids that generation_config.json has."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..models import MODEL_TYPES, ModelConfig, Quantization, T5Config
+from ..models import ENCODER_ALONE, MODEL_TYPES, ModelConfig, Quantization, T5Config
 from . import t5gemma
 from .packed import PARTS, sibling
 from .t5 import Checkpoint, planned
@@ -66,8 +66,9 @@ def saved_config(config: ModelConfig, raw: Mapping[str, Any], layout: Layout) ->
     if isinstance(config, T5Config):
         kind = "umt5" if config.bias_per_layer else found["model_type"]
         kind = kind if kind in MODEL_TYPES else "t5"
-        named = f"{ARCHITECTURES[kind]}ForConditionalGeneration"
-        found |= {"model_type": kind, "architectures": [named], "is_encoder_decoder": True}
+        end = ENCODER_ALONE if config.encoder_only else "ForConditionalGeneration"
+        found |= {"model_type": kind, "architectures": [ARCHITECTURES[kind] + end]}
+        found["is_encoder_decoder"] = not config.encoder_only
     kinds = [dtype for _, dtype in layout.values() if dtype != mx.uint32]
     found["dtype"] = dtype_name(max(kinds, key=kinds.count))
     if config.quantization:

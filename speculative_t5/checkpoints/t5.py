@@ -74,8 +74,10 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
     if not folder.is_converted:
         return _open_saved(folder, config)
     path = path / "weights.npz"
-    tensors = read_npz(path)
-    shapes = parameter_shapes(config)
+    tensors, shapes = read_npz(path), parameter_shapes(config)
+    if config.encoder_only:  # of a whole model, perhaps
+        others = _prefixes(dataclasses.replace(config, encoder_only=False)) - _prefixes(config)
+        tensors = {n: t for n, t in tensors.items() if n.partition(".")[0] not in others}
     # In the order of the file; missing ones come last, for check_tensors to name them.
     names = (name for name in tensors | shapes if name in shapes)
     parameters: dict[str, Sources] = {name: {name: shapes[name]} for name in names}
@@ -89,8 +91,12 @@ def _open_saved(folder: ModelFolder, config: ModelConfig) -> Checkpoint:
     if isinstance(config, T5GemmaConfig):
         text = t5gemma.of_text(stored)
         num_images = len(stored) - len(text)
+        if config.encoder_only:
+            text = t5gemma.of_encoder(config, text)
         config, tensors = t5gemma.infer_config(config, text)
     else:
+        if config.encoder_only:
+            stored = of_encoder(stored)
         config, tensors = infer_config(config, without_zero_biases(path, stored))
     found = _complete(path, Checkpoint(config, tensors, planned(config), num_images))
     how = quantization_of(folder.config, found.parameters, tensors)
@@ -180,6 +186,19 @@ def _rows(merged: Mapping[str, StoredTensor], embedding: str, head: str, adapter
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes of all parameters of a model."""
     return module_shapes(new_model(config))
+
+
+def _prefixes(config: ModelConfig) -> set[str]:
+    """Return the modules that a model consists of, by name."""
+    return {name.partition(".")[0] for name in planned(config)}
+
+
+def of_encoder(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors of a T5's encoder, and every name of its embedding."""
+    kept = {n: t for n, t in tensors.items() if not n.startswith("decoder.") or n in T5_EMBEDDINGS}
+    if any(name in kept for name in T5_EMBEDDINGS):
+        kept.pop(T5_HEAD, None)
+    return kept
 
 
 def without_zero_biases(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -274,7 +293,8 @@ def plan(config: T5Config) -> Iterator[tuple[str, Sources]]:
     """Yield the names of all our parameters and the Hugging Face tensors that they consist of."""
     d, d_ff, inner = config.d_model, config.d_ff, config.num_heads * config.d_kv
     yield "shared.weight", {"shared.weight": (config.vocab_size, d)}
-    for stack, depth in (("encoder", config.num_layers), ("decoder", config.num_decoder_layers)):
+    stacks = [("encoder", config.num_layers), ("decoder", config.num_decoder_layers)]
+    for stack, depth in stacks[:1] if config.encoder_only else stacks:
         bias = f"{stack}.block.%s.layer.0.SelfAttention.relative_attention_bias.weight"
         buckets = (config.relative_attention_num_buckets, config.num_heads)
         layers = range(depth if config.bias_per_layer else 1)
@@ -301,5 +321,5 @@ def plan(config: T5Config) -> Iterator[tuple[str, Sources]]:
             yield f"{ours}.feed_forward.wo.weight", wo
             yield f"{ours}.feed_forward_norm.weight", {f"{last}.layer_norm.weight": (d,)}
         yield f"{stack}.norm.weight", {f"{stack}.final_layer_norm.weight": (d,)}
-    if config.own_head:
+    if config.own_head and not config.encoder_only:
         yield T5_HEAD, {T5_HEAD: (config.vocab_size, d)}

@@ -34,13 +34,23 @@ def of_text(tensors: Mapping[str, Renamed]) -> dict[str, Renamed]:
     return {name: tensor for name, tensor in bare.items() if not name.startswith(IMAGE_TENSORS)}
 
 
+def of_encoder(config: T5GemmaConfig, tensors: Mapping[str, Renamed]) -> dict[str, Renamed]:
+    """Return the tensors of an encoder, of those that `of_text` returns."""
+    embedding = T5GEMMA_EMBEDDINGS[0] if config.generation == 2 else ""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name.startswith("encoder.") or name == embedding
+    }
+
+
 def saved_name(config: T5GemmaConfig, name: str) -> str:
     """Return the name that transformers saves a tensor of the bare model by."""
     if name == T5GEMMA_HEAD:
         return name
     if config.generation == 2 and name == T5GEMMA_EMBEDDINGS[0]:
         name = T5GEMMA_EMBEDDINGS[1]  # the one embedding
-    return f"model.{name}"
+    return name if config.encoder_only else f"model.{name}"
 
 
 def infer_config(
@@ -59,11 +69,13 @@ def infer_config(
 def plan(config: T5GemmaConfig) -> Iterator[tuple[str, Sources]]:
     """Yield the names of all our parameters and the Hugging Face tensors that they consist of."""
     size, vocab_size = config.decoder.hidden_size, config.vocab_size
-    yield "shared.weight", {T5GEMMA_EMBEDDINGS[0]: (vocab_size, size)}
+    if config.generation == 2 or not config.encoder_only:
+        yield "shared.weight", {T5GEMMA_EMBEDDINGS[0]: (vocab_size, size)}
     if config.generation == 1:
         memory_size = config.encoder.hidden_size
         yield "encoder_shared.weight", {T5GEMMA_EMBEDDINGS[1]: (vocab_size, memory_size)}
-    for part, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+    stacks = [("encoder", config.encoder), ("decoder", config.decoder)]
+    for part, stack in stacks[:1] if config.encoder_only else stacks:
         d, d_ff = stack.hidden_size, stack.intermediate_size
         queries = stack.num_attention_heads * stack.head_dim
         keys = stack.num_key_value_heads * stack.head_dim
@@ -91,5 +103,5 @@ def plan(config: T5GemmaConfig) -> Iterator[tuple[str, Sources]]:
                     name = f"{layer}.{when}_{NORM_NAMES[kind]}.weight"
                     yield f"{layer}.{kind}_{place}norm.weight", {name: (d,)}
         yield f"{part}.norm.weight", {f"{part}.norm.weight": (d,)}
-    if config.own_head:
+    if config.own_head and not config.encoder_only:
         yield "lm_head.weight", {T5GEMMA_HEAD: (vocab_size, size)}

@@ -8,11 +8,13 @@ above, where `rewrite` is asked for.
 
 from .decoder import SpeculativeDecoder, process_facts
 from .decoder_options import DecodingOptions, DraftingOptions, NumDraft, VerifyRule
+from .encoder import Encoder
 from .engine import Engine
 from .html import ORIGIN_CSS
 from .options import TRANSFORMERS_NAMES, BatchOptions, GenerationOptions, Words, num_rows
 from .outputs import Chunk, Generation, as_chunk, as_record
 from .pipelines import pipeline
+from .ranking import Ranked, rank
 from .schedule_store import cache_folder
 from .steady import rows_are_alike, steady_width
 from .tokens import ORIGIN_MEANINGS, Token

@@ -6,7 +6,7 @@ from typing import Literal
 from ..checkpoints import dtype_name
 from ..decoding import LanguageModel, ModelInfo
 from ..errors import check_utf8
-from ..models import T5, SharingDraft
+from ..models import T5, SharingDraft, TextEncoder
 from ..options import OptionError, option_error
 from ..tokenizers import Tokenizer, unknown_characters
 from .decoder_options import DraftingOptions
@@ -52,6 +52,11 @@ def pair_up(
     options: DraftingOptions,
 ) -> tuple[LanguageModel | None, DraftingOptions]:
     """Return the draft model, if any, and the options that it implies; refuse a wrong one."""
+    if isinstance(model, TextEncoder):
+        raise ValueError(
+            f"{model.name or 'the model'} is an encoder alone, which generates nothing: use it by "
+            "Encoder, or choose a whole model"
+        )
     if not hasattr(model, "start"):
         raise ValueError(
             f"model must be a loaded model, got {model!r}: give from_pretrained its name or folder"

@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from .. import device
 from ..libraries import NATIVE_SWITCH
-from ..models import EncoderDecoder, SharingDraft
+from ..models import EncoderDecoder, SharingDraft, TextEncoder
 from . import layers
 from .extension import native_parts as native_parts
 
@@ -54,7 +54,7 @@ def kept_types(
     return kept
 
 
-def accelerate(model: EncoderDecoder | SharingDraft) -> None:
+def accelerate(model: EncoderDecoder | SharingDraft | TextEncoder) -> None:
     """Make a model's modules faster ones where MLX computes on a CPU, by changing their classes.
 
     To be called before the first generation, or followed by `model.recompile()`. Outputs stay

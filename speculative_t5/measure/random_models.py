@@ -40,6 +40,7 @@ def random_weights(
     They are made one at a time: all in float32 might not fit in memory. It is not accelerated.
     """
     model = new_model(config)
+    assert isinstance(model, EncoderDecoder)
     mx.random.seed(seed)
 
     def random_weight(path: str, weight: mx.array) -> mx.array:

@@ -7,6 +7,7 @@ Imports `decoding`, for the protocols that a model implements, `distributed`, `d
 from .cache import SMALLEST_CAPACITY, EncodedPrompt, KVCache, additive, capacity_for, write
 from .config import (
     DRAFT_TYPE,
+    ENCODER_ALONE,
     MAX_LAYERS,
     MAX_SIZE,
     MODEL_TYPES,
@@ -14,6 +15,7 @@ from .config import (
     T5GEMMA_TYPES,
     T5Config,
     is_decoder_only,
+    is_encoder_alone,
     is_t5gemma,
     read_size,
 )
@@ -33,6 +35,7 @@ from .session import HeadOutput
 from .t5 import T5
 from .t5_draft import MOST_BLOCK, SharingConfig, SharingDraft
 from .t5_parallel import parts_of, shard, split_of
-from .t5gemma import T5Gemma, new_model
+from .t5gemma import T5Gemma
 from .t5gemma_config import ModelConfig, T5GemmaConfig
+from .text_encoder import TextEncoder, new_model
 from .weight_samples import is_sample, quantization_step, same_weights, sample_weights

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ..errors import printable, shown
 from .quantization import QUANTIZATION_CONFIG, Quantization, is_of_mlx, read_quantization
 
+ENCODER_ALONE = "EncoderModel"  # the end of the names of transformers' encoders
 MODEL_TYPES = ("t5", "mt5", "umt5")
 T5GEMMA_TYPES = {"t5gemma": 1, "t5gemma2": 2}  # and their generations
 DRAFT_TYPE = "t5-draft"  # ours: a draft that shares its target's encoder
@@ -53,6 +54,12 @@ def other_heads(config: Mapping[str, Any]) -> list[str]:
     return [name for name in _architectures(config) if _OTHER_HEAD.fullmatch(name)]
 
 
+def is_encoder_alone(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that a model has no decoder."""
+    named = any(name.endswith(ENCODER_ALONE) for name in _architectures(config))
+    return named or read_flag(config, "encoder_only", False)
+
+
 def check_architectures(config: Mapping[str, Any], known: Sequence[str]) -> None:
     """Refuse a config.json whose `architectures` are not all among the known ones.
 
@@ -62,7 +69,7 @@ def check_architectures(config: Mapping[str, Any], known: Sequence[str]) -> None
     others = [
         name
         for name in _architectures(config)
-        if not name.endswith(tuple(known)) and not _WRAPPER.fullmatch(name)
+        if not name.endswith((*known, ENCODER_ALONE)) and not _WRAPPER.fullmatch(name)
     ]
     if others:
         raise ValueError(
@@ -178,6 +185,7 @@ class T5Config:
     bias_per_layer: bool = False  # as in umt5; otherwise layer 0's serves all of its stack
     n_positions: int = 512  # source tokens that it was made for; more are no error
     quantization: Quantization | None = None
+    encoder_only: bool = False  # whether there is no decoder
 
     num_key_heads = property(attrgetter("num_heads"))  # those of keys and values
 
@@ -230,6 +238,7 @@ class T5Config:
             layer_norm_epsilon=epsilon,
             bias_per_layer=read_flag(raw, "bias_per_layer", raw["model_type"] == "umt5"),
             quantization=read_quantization(raw),
+            encoder_only=is_encoder_alone(raw),
         )
         buckets = config.relative_attention_num_buckets
         distance = config.relative_attention_max_distance
@@ -251,8 +260,9 @@ class T5Config:
         del raw["quantization"]
         if self.quantization:
             raw["quantization"] = self.quantization.to_dict()
-        if not raw["end_ids"]:
-            del raw["end_ids"]
+        for name in ("end_ids", "encoder_only"):
+            if not raw[name]:
+                del raw[name]
         return {"model_type": "t5", **raw}
 
 

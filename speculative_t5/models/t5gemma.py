@@ -15,12 +15,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .cache import resized, write
-from .config import T5Config
 from .encoder_decoder import DecoderStack, EncoderDecoder
 from .position_bias import block_places, for_each_row
 from .quantization import quantize
-from .t5 import T5, FeedForward, Head, join_heads, split_heads
-from .t5gemma_config import ModelConfig, StackConfig, T5GemmaConfig
+from .t5 import FeedForward, Head, join_heads, split_heads
+from .t5gemma_config import StackConfig, T5GemmaConfig
 
 Masks = Mapping[str, mx.array]  # of each type of layer, additive, (B or 1, H or 1, L, T)
 
@@ -338,18 +337,13 @@ class T5Gemma(EncoderDecoder):
             quantize(self, config.quantization)
 
     def embed(self, tokens: mx.array) -> mx.array:
-        return _scaled(self.shared(tokens))
+        return scaled(self.shared(tokens))
 
     def encode(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
         embedding = self.encoder_shared if "encoder_shared" in self else self.shared
-        return self.encoder(_scaled(embedding(tokens)), mask)
+        return self.encoder(scaled(embedding(tokens)), mask)
 
 
-def new_model(config: ModelConfig) -> EncoderDecoder:
-    """Make a model of that shape, with random weights."""
-    return T5(config) if isinstance(config, T5Config) else T5Gemma(config)
-
-
-def _scaled(x: mx.array) -> mx.array:
+def scaled(x: mx.array) -> mx.array:
     """Embeddings (B, L, d) times sqrt(d), rounded as the model is."""
     return x * mx.array(x.shape[-1] ** 0.5, x.dtype)

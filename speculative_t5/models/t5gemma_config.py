@@ -14,6 +14,7 @@ from .config import (
     Activation,
     T5Config,
     check_architectures,
+    is_encoder_alone,
     model_type,
     read_flag,
     read_size,
@@ -103,6 +104,7 @@ class T5GemmaConfig:
     eos_token_ids: tuple[int, ...] = (1,)  # each ends an output; the first is the usual one
     n_positions: int = 8192  # source tokens that it was made for; more are no error
     quantization: Quantization | None = None
+    encoder_only: bool = False  # whether there is no decoder
 
     # What it is in the names of `T5Config`.
     gated, activation = StackConfig.gated, StackConfig.activation
@@ -159,6 +161,7 @@ class T5GemmaConfig:
             own_head=not read_flag(raw, "tie_word_embeddings", True),
             n_positions=read_size(encoder, "max_position_embeddings", default=8192),
             quantization=read_quantization(raw),
+            encoder_only=is_encoder_alone(raw),
         )
 
 
