@@ -6,7 +6,7 @@ from typing import Any
 
 from speculative_t5 import Encoder, SpeculativeDecoder, load, rank
 from speculative_t5.checkpoints import convert
-from speculative_t5.generation.encoder import ENCODED_TOKENS, groups_of
+from speculative_t5.generation.encoder import TOKENS_IN_PASS, groups_of
 from speculative_t5.kernels import takes_stored
 from speculative_t5.models import TextEncoder
 
@@ -95,9 +95,15 @@ def test_encoders_are_converted_and_quantized(
         for name in ("source", "alone")
     }
     assert opened(made["alone"]).config.encoder_only
+    made["stripped"] = convert(
+        str(tmp_path / "source"), tmp_path / "stripped", format=format, encoder_only=True, **kept
+    )
+    weights = "weights.npz" if format == "npz" else "model.safetensors"
+    assert (made["stripped"] / weights).read_bytes() == (made["alone"] / weights).read_bytes()
+    assert isinstance(load(made["stripped"])[0], TextEncoder)
     models = [load(path, encoder_only=True)[0] for path in made.values()]
     states = [np.array(model.encode(TOKENS, MASK).astype(mx.float32)) for model in models]
-    assert np.array_equal(*states)
+    assert all(np.array_equal(each, states[0]) for each in states)
     bits = options.get("quantize")
     how = models[1].config.quantization
     assert (how is not None) == (bits is not None and takes_stored())
@@ -234,7 +240,7 @@ def test_rows_of_similar_length_are_encoded_together() -> None:
     rows = [[0] * length for length in (3, 4000, 2, 50, 3, 40)]
     groups = list(groups_of(rows, 3))
     assert groups == [[1], [3, 5, 0], [4, 2]]
-    rows = [[0] * ENCODED_TOKENS] * 2
+    rows = [[0] * TOKENS_IN_PASS] * 2
     assert list(groups_of(rows, 8)) == [[0], [1]]
 
 

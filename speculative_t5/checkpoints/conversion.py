@@ -47,6 +47,7 @@ def convert(
     group_size: int = 64,
     keep_wo: bool | None = None,
     dequantize: bool = False,
+    encoder_only: bool = False,
     format: str | None = None,
     upload_repo: str | None = None,
     revision: str | None = None,
@@ -70,6 +71,7 @@ def convert(
         group_size: Weights that share a scale and a bias: 32, 64 or 128.
         keep_wo: Whether to leave `wo` as it is; by default in gated models, where it loses most.
         dequantize: Whether to write what a quantized model's bits stand for, or keep them packed.
+        encoder_only: Whether to leave the decoder out; what is written is read by `Encoder`.
         format: "npz", this package's own (the default), or "safetensors", for other programs.
         upload_repo: A repository on the Hub, new or not, to upload the folder to, as safetensors.
         revision: Branch, tag or commit on the Hub.
@@ -83,16 +85,14 @@ def convert(
             out of range, or the output exists.
         OSError: If the Hub cannot be reached or the output cannot be written.
     """
-    kind = format or (OWN_FORMAT if upload_repo is None else SAFETENSORS)
-    stored = _Stored(dtype, quantize, group_size, keep_wo, dequantize, kind)
+    stored = _Stored(dtype, quantize, group_size, keep_wo, dequantize, encoder_only, format)
     wanted = _Wanted(model, adapter, revision, stored.checked(upload_repo))
-    folder = wanted.checked_folder()
     output = output or wanted.new_folder()
     if not force and wanted.is_made(ModelFolder(output)):
         note(f"{output} exists already, made from {model}; --force converts it again")
     else:
         _check_output(output, wanted.read, force=force)
-        new = _open_new(wanted, folder, output, note)
+        new = _open_new(wanted, output, note)
         new.write(output, upload_repo or output.name, allow_nonfinite, progress)
     if upload_repo is not None:
         note(f"uploaded to {upload(output, upload_repo)}")
@@ -108,10 +108,14 @@ class _Stored:
     group_size: int
     keep_wo: bool | None
     dequantize: bool
-    format: str
+    encoder_only: bool
+    format: str | None  # None before `checked`
 
     def checked(self, upload_repo: str | None) -> _Stored:
-        """Return it; refuse options that are out of range, or exclude each other."""
+        """Return it with its format; refuse options out of range, or that exclude each other."""
+        if self.format is None:
+            usual = OWN_FORMAT if upload_repo is None else SAFETENSORS
+            return dataclasses.replace(self, format=usual).checked(upload_repo)
         if self.format not in FORMATS:
             raise option_error("format", " or ".join(FORMATS), self.format)
         if self.dequantize and self.quantize is not None:
@@ -136,8 +140,9 @@ class _Stored:
     def to_dict(self) -> dict[str, Any]:
         """What a folder made from a repository notes of it; what is new only where it is used."""
         found = dataclasses.asdict(self)
-        if not self.dequantize:
-            del found["dequantize"]
+        for name in ("dequantize", "encoder_only"):
+            if not found[name]:
+                del found[name]
         if self.format != SAFETENSORS:
             del found["format"]
         return found
@@ -151,6 +156,9 @@ class _Wanted:
     adapter: str | None
     revision: str | None
     stored: _Stored
+
+    def __post_init__(self) -> None:
+        self.checked_folder()  # refused here, if it is
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -231,11 +239,10 @@ def _find_merged(wanted: _Wanted, output: Path) -> tuple[ModelFolder, dict[str, 
     return source, {"converted_from": names | wanted.stored.to_dict()}
 
 
-def _open_new(
-    wanted: _Wanted, folder: ModelFolder | None, output: Path, note: Callable[[str], None]
-) -> _NewModel:
+def _open_new(wanted: _Wanted, output: Path, note: Callable[[str], None]) -> _NewModel:
     """Open what is to be converted, downloaded if need be; see `_open_source`."""
-    source, origin = _find_source(wanted, folder, output)
+    source, origin = _find_source(wanted, wanted.checked_folder(), output)
+    source = dataclasses.replace(source, encoder_only=wanted.stored.encoder_only)
     checkpoint, types = _open_source(source, wanted.stored, note)
     base = None if Path(wanted.model).is_dir() else wanted.model
     return _NewModel(wanted.stored, source, checkpoint, types, origin, base)
@@ -337,6 +344,9 @@ def _config_json(config: ModelConfig, source: ModelFolder) -> dict[str, Any]:
     left_out = ("draft", "converted_from", "dtype", "quantization", QUANTIZATION_CONFIG)
     raw = {name: value for name, value in source.config.items() if name not in left_out}
     raw["tie_word_embeddings"] = not config.own_head  # whatever the checkpoint says
+    if config.encoder_only:
+        raw["encoder_only"] = True
+        raw.pop("architectures", None)
     how = config.quantization
     return raw | ({"quantization": how.to_dict()} if how else {})
 

@@ -101,8 +101,7 @@ def load(
         adapter: A LoRA adapter of PEFT for this model, by path or name: its changes are merged into
             the weights, in float32, as they are read. An adapter alone, in place of the model, is
             merged into the model that it names.
-        encoder_only: Whether to read the encoder of a T5 or T5Gemma alone, a `TextEncoder`. Of a
-            folder that has no decoder (T5EncoderModel) it is what is read in any case.
+        encoder_only: Whether to read an encoder alone, as T5EncoderModel is: a `TextEncoder`.
 
     Raises:
         ValueError: If there is no such folder or name, it is not a whole model or it is the draft
@@ -117,13 +116,7 @@ def load(
     folder = replace(locate(name_or_path, adapter), encoder_only=encoder_only)
     if group is not None and group.size() == 1:
         group = None
-    if encoder_only and folder.kind != "t5":
-        raise ValueError(f"{folder.path} has no encoder of its own: choose a T5 or a T5Gemma")
-    is_whole_t5 = folder.kind == "t5" and not is_t5gemma(folder.config) and not folder.is_encoder
-    if group is not None and not is_whole_t5:
-        raise ValueError(
-            f"only a T5 can be split among processes: load {folder.path} without a group"
-        )
+    _check_parts(folder, group)
     name = short_name(name_or_path)
     if folder.family:
         return _load_registered(folder, folder.family, computed, name)
@@ -131,12 +124,20 @@ def load(
         draft = load_draft(folder.path, target, computed)
         draft.name = name
         return draft, None
-    least = folder.min_probability
     model, tokenizer = _load_t5(folder, computed, group)
     model.name = name
-    if isinstance(model, EncoderDecoder):
-        model.min_probability = least or 0.0
     return model, tokenizer
+
+
+def _check_parts(folder: ModelFolder, group: mx.distributed.Group | None) -> None:
+    """Refuse to take apart what has no encoder, or cannot be split."""
+    if folder.encoder_only and folder.kind != "t5":
+        raise ValueError(f"{folder.path} has no encoder of its own: choose a T5 or a T5Gemma")
+    is_whole_t5 = folder.kind == "t5" and not is_t5gemma(folder.config) and not folder.is_encoder
+    if group is not None and not is_whole_t5:
+        raise ValueError(
+            f"only a T5 can be split among processes: load {folder.path} without a group"
+        )
 
 
 def _load_registered(
@@ -282,7 +283,7 @@ def _find(name_or_path: str | Path, *, to_merge: bool = False) -> Path:
 def _load_t5(
     folder: ModelFolder, asked: mx.Dtype | None, group: mx.distributed.Group | None
 ) -> tuple[EncoderDecoder | TextEncoder, Tokenizer]:
-    tokenizer = read_tokenizer(folder)
+    tokenizer, least = read_tokenizer(folder), folder.min_probability
     checkpoint, constraints = open_checkpoint(folder), folder.constraints
     dtype = asked or checkpoint.default_type.dtype
     keeps_types = group is None and takes_stored()
@@ -309,6 +310,7 @@ def _load_t5(
     if isinstance(model, EncoderDecoder):
         info = model.info.with_vocabulary(tokenizer.vocabulary)
         model.info = replace(info, constraints=constraints)
+        model.min_probability = least or 0.0
     accelerate(model)
     return model, tokenizer
 

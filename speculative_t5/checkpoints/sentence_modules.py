@@ -23,7 +23,7 @@ from .tensors import GET_MODEL_AGAIN
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
+SETTINGS_FILE = "tokenizer_config.json"
 MOST_TOKENS = 2**20
 # The settings that older files have instead of pooling_mode, each true or false.
 LEGACY_POOLING = {
@@ -35,8 +35,10 @@ LEGACY_POOLING = {
     "pooling_mode_lasttoken": "eos",
 }
 POOLINGS = ("mean", "eos", "cls", "max")
-Activation = Callable[[mx.array], mx.array]
-ACTIVATIONS: dict[str, Activation] = {"Identity": lambda x: x, "Tanh": mx.tanh}
+DENSE_ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "Identity": lambda x: x,
+    "Tanh": mx.tanh,
+}
 # Of the first instructors sentence-transformers itself knows that they leave the prompt out.
 INSTRUCTORS = ("instructor-base", "instructor-large", "instructor-xl")
 
@@ -52,7 +54,7 @@ class Dense:
     def __call__(self, x: mx.array) -> mx.array:
         """(N, in) -> (N, out)."""
         y = x @ self.weight.T
-        return ACTIVATIONS[self.activation](y if self.bias is None else y + self.bias)
+        return DENSE_ACTIVATIONS[self.activation](y if self.bias is None else y + self.bias)
 
 
 @dataclass(frozen=True)
@@ -138,10 +140,10 @@ def _dense(folder: Path) -> Dense:
         {"linear.bias": sizes[:1]} if config.get("bias", True) else {}
     )
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    if shapes != expected or activation not in ACTIVATIONS:
+    if shapes != expected or activation not in DENSE_ACTIVATIONS:
         raise ValueError(
             f"{folder} has {shown(shapes)} and {printable(activation)}, expected {expected} and "
-            f"{' or '.join(ACTIVATIONS)}: {GET_MODEL_AGAIN}"
+            f"{' or '.join(DENSE_ACTIVATIONS)}: {GET_MODEL_AGAIN}"
         )
     read = {name: read_in_float32(tensor) for name, tensor in tensors.items()}
     mx.eval(read)
@@ -157,7 +159,7 @@ def _reading(folder: Path, encoder: Path) -> dict[str, Any]:
             if config.get("max_seq_length") is not None:
                 found["max_length"] = read_size(config, "max_seq_length")
             found["lower_case"] = config.get("do_lower_case") is True
-    settings = encoder / TOKENIZER_CONFIG
+    settings = encoder / SETTINGS_FILE
     if "max_length" not in found and settings.is_file():
         most = read_json(settings, GET_MODEL_AGAIN).get("model_max_length")
         if type(most) is int and 2 <= most <= MOST_TOKENS:  # transformers writes 10 ** 30 for any

@@ -32,6 +32,9 @@ class ConvertOptions:
     dequantize: bool = option(
         False, "Write what the bits of a quantized model stand for, in its scales' type."
     )
+    encoder_only: bool = option(
+        False, "Leave the decoder out: what is written makes vectors of texts, see Encoder."
+    )
     format: str | None = option(
         None,
         "npz, this package's own, or safetensors, with Hugging Face's names, for other programs.",

@@ -14,7 +14,14 @@ from .html import ORIGIN_CSS
 from .options import TRANSFORMERS_NAMES, BatchOptions, GenerationOptions, Words, num_rows
 from .outputs import Chunk, Generation, as_chunk, as_record
 from .pipelines import pipeline
-from .ranking import Ranked, rank
+from .ranking import (
+    MONOT5,
+    Ranked,
+    rank,
+    ranking_prompts,
+    token_of_word,
+    word_probabilities,
+)
 from .schedule_store import cache_folder
 from .steady import rows_are_alike, steady_width
 from .tokens import ORIGIN_MEANINGS, Token

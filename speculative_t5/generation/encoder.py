@@ -11,11 +11,12 @@ import mlx.core as mx
 
 from ..checkpoints import POOLINGS, SentenceModules, load, locate, read_sentence_modules
 from ..errors import check_utf8
-from ..models import TextEncoder
+from ..models import EncoderDecoder, TextEncoder
 from ..options import check_integer, option_error
 from ..tokenizers import Tokenizer
+from .decoder import SpeculativeDecoder
 
-ENCODED_TOKENS = 4096  # of a pass, padding included: more would take memory, and no less time
+TOKENS_IN_PASS = 4096  # of a pass, padding included: more would take memory, and no less time
 USUAL_ROWS = 32
 Pooling = Literal["mean", "eos", "cls", "max", "none"]
 
@@ -67,6 +68,18 @@ class Encoder:
         found, modules = read_sentence_modules(locate(model).path)
         loaded, tokenizer = load(found, dtype=dtype, adapter=adapter, encoder_only=True)
         return cls(loaded, tokenizer, modules=modules, max_length=max_length)
+
+    @classmethod
+    def of(cls, decoder: SpeculativeDecoder) -> Encoder:
+        """Return the encoder of a decoder's target, which shares its weights.
+
+        Raises:
+            ValueError: If the target has none, as decoder-only models, or reads ids alone.
+        """
+        if not isinstance(decoder.model, EncoderDecoder) or decoder.tokenizer is None:
+            name = getattr(decoder.model, "name", None) or "the model"
+            raise ValueError(f"{name} has no encoder with a tokenizer: choose a T5 or a T5Gemma")
+        return cls(TextEncoder.of(decoder.model), decoder.tokenizer)
 
     def __repr__(self) -> str:
         return f"Encoder(model={self.model.name}, size={self.size})"
@@ -130,18 +143,29 @@ class Encoder:
         skipped = self._skipped(prompt)
         found: dict[int, mx.array] = {}
         for group in groups_of(rows, batch_size):
-            states, mask = self._encode([rows[i] for i in group])
-            if pooling == "none":
-                vectors = [states[row, : len(rows[i])] for row, i in enumerate(group)]
-            else:
-                pooled = pool(states, mask, pooling or self.modules.pooling, skipped)
-                vectors = [*self._finished(pooled, normalize)]
-            mx.eval(vectors)
-            found |= zip(group, vectors, strict=True)
+            together = [rows[i] for i in group]
+            found |= zip(group, self.vectors(together, pooling, normalize, skipped), strict=True)
         ordered = [found[i] for i in range(len(texts))]
         if pooling == "none":
             return ordered
         return mx.stack(ordered) if ordered else mx.zeros((0, self.size))
+
+    def vectors(
+        self,
+        rows: Sequence[Sequence[int]],
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        skipped: int = 0,
+    ) -> list[mx.array]:
+        """Encode rows of ids side by side; see `embed` and `pool` for the rest."""
+        states, mask = self._encode(rows)
+        if pooling == "none":
+            vectors = [state[: len(row)] for state, row in zip(states, rows, strict=True)]
+        else:
+            pooled = pool(states, mask, pooling or self.modules.pooling, skipped)
+            vectors = [*self._finished(pooled, normalize)]
+        mx.eval(vectors)
+        return vectors
 
     def ids(self, text: str, prompt: str = "") -> list[int]:
         """Return the ids of a text, cut to the most that are read; EOS stays its end."""
@@ -183,7 +207,7 @@ def groups_of(rows: Sequence[Sequence[int]], batch_size: int) -> Iterable[list[i
     groups: list[list[int]] = []
     for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
         last = groups[-1] if groups else []
-        most = min(batch_size, max(1, ENCODED_TOKENS // len(rows[last[0]]))) if last else 0
+        most = min(batch_size, max(1, TOKENS_IN_PASS // len(rows[last[0]]))) if last else 0
         if len(last) < most:
             last.append(i)
         else:

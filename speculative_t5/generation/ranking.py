@@ -60,11 +60,9 @@ def rank(
         if not isinstance(text, str):
             raise option_error(name, "text", text)
         check_utf8(name, text)
-    if "{query}" not in template or "{document}" not in template:
-        raise option_error("template", "a text with {query} and {document}", template)
     batch_size = check_integer("batch_size", batch_size, 1)
-    words = [token_of(decoder, name, word) for name, word in _words(positive, negative)]
-    prompts = [template.replace("{query}", query).replace("{document}", each) for each in documents]
+    words = [token_of_word(decoder, name, word) for name, word in _words(positive, negative)]
+    prompts = ranking_prompts(query, documents, template)
     # All are checked before the first is read.
     sources = [decoder.prompts.fit(prompt).ids for prompt in prompts]
     scores: dict[int, float] = {}
@@ -72,18 +70,28 @@ def rank(
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for first in range(0, len(order), batch_size):
         group = order[first : first + batch_size]
-        found = probabilities(decoder, [sources[i] for i in group], words)
+        found = word_probabilities(decoder, [sources[i] for i in group], words)
         scores |= zip(group, found, strict=True)
     ranked = [Ranked(i, scores[i], documents[i]) for i in range(len(documents))]
     ranked.sort(key=lambda each: -each.score)
     return ranked if top_n is None else ranked[: check_integer("top_n", top_n, 1)]
 
 
+def ranking_prompts(query: str, documents: Sequence[str], template: str) -> list[str]:
+    """Return the prompt for each document; refuse a template that lacks a place for either."""
+    before, found, after = template.partition("{query}")
+    if not found or "{document}" not in before + after:
+        raise option_error("template", "a text with {query} and {document}", template)
+    # What stands in a text is no place in the template.
+    parts = [part.split("{document}") for part in (before, after)]
+    return [query.join(each.join(part) for part in parts) for each in documents]
+
+
 def _words(positive: str, negative: str) -> tuple[tuple[str, str], tuple[str, str]]:
     return ("positive", positive), ("negative", negative)
 
 
-def token_of(decoder: SpeculativeDecoder, name: str, word: str) -> int:
+def token_of_word(decoder: SpeculativeDecoder, name: str, word: str) -> int:
     """Return the id of a word that is one token, with the blank before it."""
     tokenizer = decoder.tokenizer
     if tokenizer is None:
@@ -94,7 +102,7 @@ def token_of(decoder: SpeculativeDecoder, name: str, word: str) -> int:
     return ids[0]
 
 
-def probabilities(
+def word_probabilities(
     decoder: SpeculativeDecoder, sources: Sequence[Sequence[int]], words: Sequence[int]
 ) -> list[float]:
     """Return the probability of the first of two tokens, beside the other, as outputs begin."""

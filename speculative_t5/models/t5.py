@@ -179,7 +179,7 @@ class DecoderLayer(nn.Module):
         return self.feed_forward(x, self.feed_forward_norm(x)), cache
 
 
-class Encoder(nn.Module):
+class EncoderStack(nn.Module):
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.position_bias = PositionBias(config, bidirectional=True)
@@ -309,7 +309,7 @@ class T5(EncoderDecoder):
 
     def __init__(self, config: T5Config) -> None:
         super().__init__(config)
-        self.encoder = Encoder(config)
+        self.encoder = EncoderStack(config)
         self.decoder = Decoder(config)
         self.head = Head(config.d_model**-0.5 if config.scale_decoder_outputs else 1.0)
         if config.own_head:

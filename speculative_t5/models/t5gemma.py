@@ -205,7 +205,7 @@ class MergedDecoderLayer(Layer):
         return self.fed_forward(x + self.self_post_norm(found)), kv
 
 
-class Encoder(nn.Module):
+class EncoderStack(nn.Module):
     def __init__(self, config: T5GemmaConfig) -> None:
         super().__init__()
         stack = config.encoder
@@ -328,7 +328,7 @@ class T5Gemma(EncoderDecoder):
         super().__init__(config)
         if config.generation == 1:
             self.encoder_shared = nn.Embedding(config.vocab_size, config.encoder.hidden_size)
-        self.encoder = Encoder(config)
+        self.encoder = EncoderStack(config)
         self.decoder = Decoder(config)
         self.head = Head(cap=config.final_logit_softcapping)
         if config.own_head:

@@ -10,8 +10,8 @@ from .cache import additive
 from .config import T5Config
 from .encoder_decoder import EncoderDecoder
 from .quantization import Steps, quantize
-from .t5 import T5, Encoder
-from .t5gemma import Encoder as GemmaEncoder
+from .t5 import T5, EncoderStack
+from .t5gemma import EncoderStack as GemmaEncoderStack
 from .t5gemma import T5Gemma, scaled
 from .t5gemma_config import ModelConfig
 
@@ -25,18 +25,32 @@ class TextEncoder(nn.Module):
         self.config = config
         self.name: str | None = None  # by which it was loaded
         self.quantization_steps: Steps = ()
-        size = config.d_model
         if isinstance(config, T5Config):
-            self.shared = nn.Embedding(config.vocab_size, size)
-            self.encoder = Encoder(config)
+            self.shared = nn.Embedding(config.vocab_size, config.d_model)
+            self.encoder = EncoderStack(config)
         else:
-            size = config.encoder.hidden_size
             name = "encoder_shared" if config.generation == 1 else "shared"
-            self[name] = nn.Embedding(config.vocab_size, size)
-            self["encoder"] = GemmaEncoder(config)
-        self.size = size  # of the vectors
+            self[name] = nn.Embedding(config.vocab_size, config.encoder.hidden_size)
+            self["encoder"] = GemmaEncoderStack(config)
         if config.quantization:
             quantize(self, config.quantization)
+
+    @classmethod
+    def of(cls, model: EncoderDecoder) -> TextEncoder:
+        """Return the encoder of a whole model, which shares its weights."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.config, made.name, made.quantization_steps = model.config, None, ()
+        for name in ("shared", "encoder_shared", "encoder"):
+            if name in model and not (name == "shared" and "encoder_shared" in model):
+                made[name] = model[name]
+        return made
+
+    @property
+    def size(self) -> int:
+        """Numbers of each vector."""
+        norm: mx.array = self.encoder.norm.weight
+        return norm.shape[0]
 
     @property
     def dtype(self) -> mx.Dtype:

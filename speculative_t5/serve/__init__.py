@@ -5,8 +5,8 @@ metrics, `completions` OpenAI's answers, `requests` what is asked, `server` who 
 starts and stops, `settings` how it answers, `page` the page at /. Whole texts are worked on in
 processes of their own, which `workers` starts and ends: `text_worker` runs there, with a decoder of
 `texts` that asks the server for outputs; `languagetool` corrects, `libretranslate` translates, and
-`text_routes` is the server's end. The package needs the extra `serve`. Imports `generation`,
-`documents`, `tokenizers`, `decoding`, `options` and `errors`.
+`text_routes` is the server's end. `vectors` has embeddings and rankings. The package needs the
+extra `serve`. Imports `generation`, `documents`, `tokenizers`, `decoding`, `options` and `errors`.
 """
 
 from .app import make_app

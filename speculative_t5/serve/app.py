@@ -31,6 +31,7 @@ from .server import check_key, check_site, guarded, tidied, unless_gone
 from .service import CURRENT_FIGURES, Call
 from .settings import Settings
 from .text_routes import LANGUAGE_ROUTES, TEXT_ROUTES, TextEndpoints
+from .vectors import EMBEDDINGS, RANKINGS, VectorEndpoints
 
 LONG_BODY = 20_000  # bytes of a body from which prompts are long
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
@@ -136,11 +137,15 @@ class Endpoints(Collector):
             Route(path, partial(texts.answer, path), methods=route.methods)
             for path, route in TEXT_ROUTES.items()
         ]
+        vectors = VectorEndpoints(models, self._bodies)
+        rankings = [Route(path, vectors.rank, methods=["POST"]) for path in RANKINGS]
         languages = [Route(path, partial(texts.languages, path)) for path in LANGUAGE_ROUTES]
         self.routes = [
             *outputs,
             *whole_texts,
             *languages,
+            Route(EMBEDDINGS, vectors.embed, methods=["POST"]),
+            *rankings,
             Route(MODELS_PATH, self._all_models),
             Route(MODELS_PATH + "/{model:path}", self._one_model),
             Route("/health", self._health),
@@ -276,6 +281,8 @@ KNOWN_PATHS = (
     *ANSWER_OF_PATH,
     *TEXT_ROUTES,
     *LANGUAGE_ROUTES,
+    EMBEDDINGS,
+    *RANKINGS,
     MODELS_PATH,
     "/health",
     "/metrics",
