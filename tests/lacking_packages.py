@@ -11,8 +11,8 @@ from importlib.util import find_spec
 import pytest
 
 NEEDED_BY_SOME = set(
-    "aiohttp cohere ctranslate2 ipykernel jinja2 language_tool_python libretranslatepy matplotlib mlx_lm "
-    "nbclient nbformat openai peft pyarrow pylanguagetool ray sacrebleu "
+    "aiohttp cohere ctranslate2 ipykernel jinja2 language_tool_python libretranslatepy matplotlib "
+    "mlx_lm nbclient nbformat openai peft pyarrow pylanguagetool ray sacrebleu "
     "sentence_transformers torch transformers".split()
 )
 NOT_FOUND = re.compile(r"No module named '(\w+)")
