@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from .settings import Settings
 from .text_routes import LANGUAGE_ROUTES, TEXT_ROUTES, TextEndpoints
 from .vectors import EMBEDDINGS, RANKINGS, VectorEndpoints
 
+STOPPED_WITHIN = 10.0  # seconds that running outputs may take when another server stops
 LONG_BODY = 20_000  # bytes of a body from which prompts are long
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
 METRIC_PREFIX = "speculative_t5_"
@@ -60,14 +61,17 @@ STREAM_HEADERS = [
 
 
 def make_app(models: Models, settings: Settings) -> Starlette:
-    """Return the application for models that are being loaded, or about to be."""
+    """Return the application for models that are being loaded, or about to be.
+
+    It is plain ASGI: a server other than ours starts and stops the models by its lifespan.
+    """
     endpoints = Endpoints(models, settings)
     origins = settings.cors_origins
     middleware = [
-        Middleware(tidied),
-        Middleware(counted, registry=endpoints.registry),
+        Middleware(of_requests(tidied)),
+        Middleware(of_requests(counted), registry=endpoints.registry),
         Middleware(
-            guarded,
+            of_requests(guarded),
             check=partial(check_site, local=settings.local, origins=origins, others=TEXT_ROUTES),
         ),
     ]
@@ -82,12 +86,41 @@ def make_app(models: Models, settings: Settings) -> Starlette:
         middleware.append(cors)
     if settings.api_keys:
         check = partial(check_key, keys=settings.api_keys, others=TEXT_ROUTES)
-        middleware.append(Middleware(guarded, check=check))
+        middleware.append(Middleware(of_requests(guarded), check=check))
     errors = (Refused, ClientDisconnect, HTTPException, Exception)
     handlers: dict[Any, Any] = dict.fromkeys(errors, answer_error)
-    app = Starlette(routes=endpoints.routes, middleware=middleware, exception_handlers=handlers)
+    app = Starlette(
+        routes=endpoints.routes,
+        middleware=middleware,
+        exception_handlers=handlers,
+        lifespan=partial(started, models),
+    )
     app.router.redirect_slashes = False  # they are tidied
     return app
+
+
+@contextlib.asynccontextmanager
+async def started(models: Models, _: Starlette) -> AsyncIterator[None]:
+    """Start the models for a server that asks for it, and stop them with it: any but `Server`."""
+    models.start()
+    try:
+        yield
+    finally:
+        await models.stop(STOPPED_WITHIN)
+
+
+def of_requests(middleware: Callable[..., ASGIApp]) -> Callable[..., ASGIApp]:
+    """Let a middleware see requests over HTTP alone; what else ASGI has, as a lifespan, passes."""
+
+    def made(app: ASGIApp, **options: Any) -> ASGIApp:
+        own = middleware(app, **options)
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            await (own if scope["type"] == "http" else app)(scope, receive, send)
+
+        return call
+
+    return made
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
