@@ -1,6 +1,7 @@
 """Models of mlx-lm in the loop, against its own decoding."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
@@ -161,3 +162,45 @@ def test_positions_beyond_a_learned_table_read_its_last_row() -> None:
     for table in (plain, plain.to_quantized(32, 8)):
         rows = ClampedPositions(table)(mx.array([[0, 5], [6, 99]]))
         assert mx.array_equal(rows.reshape(4, 32), table(mx.array([0, 5, 5, 5])))
+
+
+class LooksAtNumbers(nn.Module):
+    """A model whose passes cannot be compiled, as they evaluate what they are given."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    @property
+    def layers(self) -> Any:
+        return self.inner.layers
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        if cache is None or hasattr(cache[0], "buffers"):  # not a look at shapes alone
+            assert tokens.tolist() is not None
+        logits: mx.array = self.inner(tokens, cache=cache)
+        return logits
+
+
+def test_passes_over_few_tokens_are_compiled_where_a_model_can_be(
+    target: DecoderOnlyModel,
+) -> None:
+    """And outputs are the same where it cannot."""
+    assert target.passes is not None
+    plain = DecoderOnlyModel(LooksAtNumbers(target.model), eos_token_id=EOS, max_context=POSITIONS)
+    assert plain.passes is None
+    for draft in (None, "lookup", tiny_draft(target)):
+        decoders = [SpeculativeDecoder(model, draft, num_draft=3) for model in (target, plain)]
+        found, expected = (
+            [output.tokens for output in decoder.generate_batch(prompts(5), max_tokens=20)]
+            for decoder in decoders
+        )
+        assert found == expected
+
+
+def test_threads_compile_passes_of_their_own(target: DecoderOnlyModel) -> None:
+    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
+    expected = decoder.generate(prompts(1)[0], max_tokens=20).tokens
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda _: decoder.generate(prompts(1)[0], max_tokens=20).tokens, range(4))
+    assert [*found] == [expected] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from ..decoding import best, best_logprobs, counters
 from ..models import SMALLEST_CAPACITY, EncodedPrompt, KVCache, write
 
 PREFILL = 512  # tokens of prompts in a pass
+COMPILED_TOKENS = 32  # of a pass: prompts have many lengths, each of which would be compiled
+MAX_FUNCTIONS = 64  # that are kept for a model, those that were used last
 KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
 LayerShape = tuple[int, tuple[int, int], mx.Dtype]  # H, the two D, and the type
 
@@ -21,6 +24,7 @@ class CausalModel(Protocol):
 
     model: nn.Module  # called with tokens (B, L) and a cache for each layer
     shapes: list[LayerShape]
+    passes: CompiledPasses | None  # None if the model cannot be compiled
 
 
 class DecoderOnlySession:
@@ -49,9 +53,14 @@ class DecoderOnlySession:
         """Run the model over tokens (B, L) of every row, of which the first `count` stay."""
         lengths, length = self._cache.lengths, tokens.shape[1]
         offsets, buffers = self._cache.hand_over(length)
-        layers = [_Layer(pair, offsets, lengths, length, whole=whole) for pair in buffers]
-        logits: mx.array = self._model.model(tokens, cache=layers)
-        self._cache.take_back([layer.buffers for layer in layers], count)
+        passes = self._model.passes if tokens.size <= COMPILED_TOKENS and not whole else None
+        if passes is not None:
+            logits, written = passes.run(tokens, offsets, buffers)
+        else:
+            logits, written = run_layers(
+                self._model.model, tokens, offsets, buffers, lengths, whole=whole
+            )
+        self._cache.take_back(written, count)
         return logits[:, :count]
 
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
@@ -89,28 +98,86 @@ class DecoderOnlySession:
         self._cache.select(rows)
 
 
+class CompiledPasses:
+    """A model's passes over few tokens, compiled with the weights as constants.
+
+    They attend to whole buffers, whose sizes are few: each shape has a function of its own, and
+    each thread its functions, see `models.encoder_decoder`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._own = threading.local()
+
+    def run(
+        self, tokens: mx.array, offsets: mx.array, buffers: list[KeysValues]
+    ) -> tuple[mx.array, list[KeysValues]]:
+        """Run over tokens (B, L); return logits (B, L, V), and the buffers with what was added."""
+        functions = self._own.__dict__.setdefault("by_shape", {})
+        shape = tokens.shape, offsets.size, buffers[0][0].shape
+        function = functions.pop(shape, None)
+        if function is None:
+            counters.extra_work += 1
+            function = mx.compile(self._pass)
+            if len(functions) >= MAX_FUNCTIONS:
+                del functions[next(iter(functions))]
+        functions[shape] = function  # the last, as it was used last
+        logits, written = function(tokens, offsets, buffers)
+        return logits, written
+
+    def _pass(
+        self, tokens: mx.array, offsets: mx.array, buffers: list[KeysValues]
+    ) -> tuple[mx.array, list[KeysValues]]:
+        return run_layers(self._model, tokens, offsets, buffers, None, whole=True)
+
+    def __deepcopy__(self, memo: object) -> CompiledPasses:
+        return CompiledPasses(self._model)
+
+
+def run_layers(
+    model: nn.Module,
+    tokens: mx.array,
+    offsets: mx.array,
+    buffers: list[KeysValues],
+    lengths: Sequence[int] | None,
+    *,
+    whole: bool,
+) -> tuple[mx.array, list[KeysValues]]:
+    """Run a model over tokens (B, L); return its logits, and the buffers with what was added."""
+    length = tokens.shape[1]
+    layers = [_Layer(pair, offsets, lengths, length, whole=whole) for pair in buffers]
+    logits: mx.array = model(tokens, cache=layers)
+    return logits, [layer.buffers for layer in layers]
+
+
 class _Layer:
     """One layer's keys and values during one pass, with the interface of mlx-lm's caches.
 
     See `KVCache.hand_over` for `offsets`; `count` is L. `whole` attends to all C positions, with an
-    array as the mask, and not only to those up to the longest row's end.
+    array as the mask, and not only to those up to the longest row's end. Without `lengths`, which
+    are unknown where a pass is compiled, that is all it can do.
     """
 
     def __init__(
         self,
         buffers: KeysValues,
         offsets: mx.array,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | None,
         count: int,
         *,
         whole: bool,
     ) -> None:
         self.buffers = buffers  # (B, H, C, D), with what this pass adds
         self._offsets = offsets
-        same = min(lengths) == max(lengths)
-        self._end = buffers[0].shape[2] if whole else max(lengths) + count
-        self._plain = same and not whole  # a mask need not be an array
-        self.offset: int | mx.array = lengths[0] if same else offsets  # of the first new tokens
+        rows, _, capacity, _ = buffers[0].shape
+        self._plain = not whole  # a mask need not be an array
+        self._end = capacity
+        self.offset: int | mx.array = mx.broadcast_to(offsets, (rows,))  # of the first new tokens
+        if lengths is not None:
+            same = min(lengths) == max(lengths)
+            self.offset = lengths[0] if same else offsets
+            self._plain = same and not whole
+            self._end = capacity if whole else max(lengths) + count
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
         """Append (B, H, L, D) to every row; return (B, H, T, D), T being the longest row's end."""
