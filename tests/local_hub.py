@@ -96,17 +96,23 @@ class Hub:
 
     def info(self, name: str) -> dict[str, Any]:
         files = [
-            {"rfilename": file.name, "size": self.sizes.get(file.name, file.stat().st_size)}
-            for file in (self.root / name).iterdir()
+            {"rfilename": path, "size": self.sizes.get(file.name, file.stat().st_size)}
+            for path, file in self.files(name)
         ]
         return {"id": name, "modelId": name, "sha": COMMIT, "siblings": files, "tags": []}
 
+    def files(self, name: str) -> list[tuple[str, Path]]:
+        """All files of a repository, with their paths in it."""
+        place = self.root / name
+        found = [path for path in sorted(place.rglob("*")) if path.is_file()]
+        return [(path.relative_to(place).as_posix(), path) for path in found]
+
     def tree(self, name: str) -> list[dict[str, Any]]:
         entries = []
-        for file in (self.root / name).iterdir():
+        for path, file in self.files(name):
             stored = file.read_bytes()
             lfs = {"oid": hashlib.sha256(stored).hexdigest(), "size": len(stored), "pointerSize": 1}
-            entry = {"type": "file", "path": file.name, "size": len(stored), "oid": "0" * 40}
+            entry = {"type": "file", "path": path, "size": len(stored), "oid": "0" * 40}
             entries.append(entry | {"lfs": lfs})
         return entries
 

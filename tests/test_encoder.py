@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import Encoder, SpeculativeDecoder, load, rank
-from speculative_t5.checkpoints import convert
+from speculative_t5.checkpoints import as_listing, convert, inspect
 from speculative_t5.generation.encoder import TOKENS_IN_PASS, groups_of
 from speculative_t5.kernels import takes_stored
 from speculative_t5.models import TextEncoder
@@ -18,6 +18,7 @@ import transformers
 from checkpoints import opened, refused
 from conftest import V1_0, V1_1, edit_json, write_checkpoint
 from families import write_tokenizer
+from local_hub import Hub, use
 from test_mlx_folders import KINDS, WIDE, write_kind
 
 TEXTS = [
@@ -79,6 +80,19 @@ def test_an_encoder_alone_is_read_without_being_asked(tmp_path: Path, spiece: by
     wrong: Any = whole
     with refused("model must be an encoder, got T5: use load with encoder_only"):
         Encoder(wrong, load(tmp_path / "source")[1])
+
+
+def test_an_encoder_is_listed_as_one_and_drafts_for_nobody(
+    tmp_path: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_kind(tmp_path / "source", "flan-t5", spiece)
+    (tmp_path / "weights").mkdir()
+    convert(str(tmp_path / "source"), tmp_path / "weights" / "small", encoder_only=True)
+    monkeypatch.chdir(tmp_path)
+    listing = "\n".join(as_listing(inspect("weights/small")))
+    assert "encoder of T5 v1.1" in listing and "3 encoder, no decoder" in listing
+    assert "none that shares its tokenizer" in listing
+    assert not inspect("source").drafts
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantize": 8}, {"quantize": 4}])
@@ -189,6 +203,25 @@ def test_prompts_are_pooled_or_not_as_the_folder_says(
         assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
     plain = np.array(encoder.embed(TEXTS))
     assert np.abs(plain - theirs.encode(TEXTS)).max() < 1e-5 * np.abs(plain).max()
+
+
+def test_a_repository_of_sentence_transformers_is_downloaded_whole(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps lie in folders, without which vectors would be others."""
+    hub = Hub(tmp_path / "hub")
+    use(monkeypatch, hub.endpoint, cache=tmp_path / "cache")
+    folder = hub.root / "me" / "sentences"
+    theirs = write_sentence_folder(folder, alone, STEPS["sentence-t5"])
+    (folder / "2_Dense" / "pytorch_model.bin").write_text("not needed")
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_text("not needed")
+    found = np.array(Encoder.from_pretrained("me/sentences", dtype="float32").embed(TEXTS))
+    assert np.abs(found - theirs.encode(TEXTS)).max() < 1e-5
+    sent = {path.rpartition("/")[2] for path in hub.requests if path.startswith("GET /me")}
+    assert not sent & {"pytorch_model.bin", "model.onnx"}
+    hub.server.shutdown()
+    hub.server.server_close()
 
 
 def test_steps_that_are_not_offered_are_refused(alone: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from speculative_t5.checkpoints import (
 )
 from speculative_t5.checkpoints import hub as hub_module
 from speculative_t5.checkpoints.hub import flat_name
+from speculative_t5.models import TextEncoder
 
 import pytest
 from checkpoints import refused
@@ -326,3 +327,16 @@ def test_an_upload_that_cannot_be_is_refused_in_a_line(
     with refused("run hf auth login"):
         convert(NAME, Path("new"), upload_repo="me/x")
     assert load("new")  # stays, and is uploaded next time
+
+
+def test_an_encoder_that_was_made_of_a_repository_is_not_taken_for_it(hub: Hub) -> None:
+    made = convert(NAME, encoder_only=True)
+    assert made == Path("weights/tiny-t5") and isinstance(load(made)[0], TextEncoder)
+    assert convert(NAME, encoder_only=True) == made  # again, as it is
+    with refused("weights/tiny-t5 exists: use --force to replace it"):
+        convert(NAME)
+    whole, _ = load(NAME)
+    assert not isinstance(whole, TextEncoder)
+    convert(NAME, Path("weights/whole"))
+    with refused("weights/whole exists: use --force to replace it"):
+        convert(NAME, Path("weights/whole"), encoder_only=True)

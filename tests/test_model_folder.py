@@ -377,7 +377,7 @@ def test_bad_configs_are_refused(tmp_path: Path) -> None:
             {"model_type": "bart", "is_encoder_decoder": True},
             "this is a bart .*, expected one of the T5 family",
         ),
-        ({"architectures": ["T5EncoderModel"]}, "this is a T5EncoderModel"),
+        ({"architectures": ["T5ForTokenClassification"]}, "this is a T5ForTokenClassification"),
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized by gptq"),
         ({"d_model": None}, "d_model in config.json is missing, expected a positive integer"),
         ({"vocab_size": 10**12}, "vocab_size in config.json"),

@@ -4,7 +4,7 @@
     python scripts/benchmarks/measure_encoders.py umt5-xxl --bits 4 --tokens 512
 
 Weights are random, so that nothing is downloaded; what they are changes neither. Each type runs in
-a process of its own, which says the most memory that it held, and the median time of five passes
+a process of its own, which says the most memory that it held, and the median time of three passes
 over one text.
 """
 
@@ -42,7 +42,7 @@ SHAPES = {
     "tiny": replace(XXL, d_model=128, d_ff=256, num_heads=2, num_layers=2),  # to try this script
 }
 BITS = (16, 8, 4)
-PASSES = 5
+PASSES = 3
 BLOCK = 2**20  # random numbers that all weights repeat
 
 

@@ -30,6 +30,7 @@ from .tensors import Layout, NewTensor, as_mlx, as_numpy, dtype_name
 SAFETENSORS = "safetensors"
 OWN_FORMAT = "npz"
 FORMATS = (OWN_FORMAT, SAFETENSORS)
+NEW_OPTIONS = ("dequantize", "encoder_only")  # that folders say only where they are used
 OF_TOKENIZER = (*TOKENIZER_FILES, "chat_template.jinja")
 MIN_SHARE = 0.01  # of the weights: quantizing a smaller embedding gains nothing
 
@@ -140,7 +141,7 @@ class _Stored:
     def to_dict(self) -> dict[str, Any]:
         """What a folder made from a repository notes of it; what is new only where it is used."""
         found = dataclasses.asdict(self)
-        for name in ("dequantize", "encoder_only"):
+        for name in NEW_OPTIONS:
             if not found[name]:
                 del found[name]
         if self.format != SAFETENSORS:
@@ -206,7 +207,10 @@ class _Wanted:
         if self.adapter is not None or Path(self.model).is_dir() or not found.is_made_here:
             return False
         form = OWN_FORMAT if found.is_converted else SAFETENSORS
-        return form == self.stored.format and self.origin.items() <= found.origin.items()
+        # What older folders do not say, they were not made with.
+        made = dict.fromkeys(NEW_OPTIONS, False) | found.origin
+        wanted = dict.fromkeys(NEW_OPTIONS, False) | self.origin
+        return form == self.stored.format and wanted.items() <= made.items()
 
 
 def _find_source(

@@ -4,7 +4,7 @@ import errno
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,9 @@ from ..tokenizers import TOKENIZER_FILES, has_tokenizer
 from .model_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    LENGTH_FILE,
+    MODULES_FILE,
+    PROMPTS_FILE,
     SMALL_FILES,
     WEIGHTS_FILES,
     ModelFolder,
@@ -142,7 +145,7 @@ def download(name: str, folder: ModelFolder, files: Mapping[str, int] | None) ->
             )
         # An adapter that enlarges its model's vocabulary comes with the tokenizer.
         small = (*TOKENIZER_FILES, "tokenizer.model") if file in ADAPTER_WEIGHTS else ()
-        commit, wanted = folder.path.name, [file, *small]
+        commit, wanted = folder.path.name, [file, *small, *_sentence_files(files)]
         with _explained(name, commit):
             if file.endswith(".index.json"):
                 index = Path(hf_hub_download(name, file, revision=commit))
@@ -156,6 +159,21 @@ def download(name: str, folder: ModelFolder, files: Mapping[str, int] | None) ->
             "network and HF_HUB_OFFLINE"
         )
     return folder.path
+
+
+def _sentence_files(files: Iterable[str]) -> list[str]:
+    """Return the files of sentence-transformers beside the encoder, if it made the repository."""
+    found = set(files)
+    if MODULES_FILE not in found:
+        return []
+    wanted = [name for name in (MODULES_FILE, LENGTH_FILE, PROMPTS_FILE) if name in found]
+    for name in sorted(found):
+        step, _, file = name.rpartition("/")
+        is_spare = file == WEIGHTS_FILES[2] and f"{step}/{WEIGHTS_FILES[0]}" in found
+        is_read = file in ("config.json", WEIGHTS_FILES[0], WEIGHTS_FILES[2]) and not is_spare
+        if is_read and re.fullmatch(r"\d+_\w+", step):
+            wanted.append(name)
+    return wanted
 
 
 def check_new_name(name: str) -> None:

@@ -66,7 +66,9 @@ def inspect(model: str, *, adapter: str | None = None, revision: str | None = No
         config = folder.model_config()
         chosen = default_type(gated=config.gated)
     tokenizer, count = folder.tokenizer(), num_parameters(config)
-    target = Listed(Path(model), num_parameters=count, vocabulary=tokenizer.vocabulary)
+    target = Listed(
+        Path(model), num_parameters=count, vocabulary=_drafted(config, tokenizer.vocabulary)
+    )
     return Inspection(
         name=model,
         family=family(config, tokenizer),
@@ -119,7 +121,7 @@ def _list_model(folder: ModelFolder, size: int) -> Listed:
     config, stored = checkpoint.config, _dtype_names(checkpoint.dtypes.values())
     if config.quantization:
         stored = (f"{config.quantization.bits} bits",)
-    count, vocabulary = num_parameters(config), tokenizer.vocabulary
+    count, vocabulary = num_parameters(config), _drafted(config, tokenizer.vocabulary)
     name, chosen = family(config, tokenizer), checkpoint.default_type
     if merged := folder.origin.get("adapter"):
         name += f" with {printable(str(merged))}"
@@ -133,6 +135,11 @@ def _list_registered(folder: ModelFolder, family: Family, size: int) -> Listed:
     chosen, vocabulary = family.default_type(folder), folder.tokenizer().vocabulary
     name = family.name(folder.config)
     return Listed(folder.path, name, count, stored, size, chosen, vocabulary=vocabulary)
+
+
+def _drafted(config: ModelConfig, vocabulary: Vocabulary) -> Vocabulary | None:
+    """Return a vocabulary by which a draft is found; an encoder alone has none, and is none."""
+    return None if config.encoder_only else vocabulary
 
 
 def _dtype_names(dtypes: Iterable[mx.Dtype]) -> tuple[str, ...]:
@@ -159,6 +166,8 @@ def _drafts(target: Listed, named: str | None, found: list[Listed]) -> list[List
 
 def family(config: ModelConfig, tokenizer: Tokenizer) -> str:
     """Name a model's member of the T5 family; its fine-tunes look the same."""
+    if config.encoder_only:
+        return f"encoder of {family(replace(config, encoder_only=False), tokenizer)}"
     if not isinstance(config, T5Config):
         return "T5Gemma" if config.generation == 1 else "T5Gemma 2"
     if config.bias_per_layer:
@@ -179,8 +188,9 @@ def as_listing(found: Inspection) -> Iterator[str]:
     config = found.config
     yield found.name
     yield f"  family      {found.family}"
+    decoder = "no" if config.encoder_only else config.num_decoder_layers
     yield (
-        f"  layers      {config.num_layers} encoder, {config.num_decoder_layers} decoder; d_model "
+        f"  layers      {config.num_layers} encoder, {decoder} decoder; d_model "
         f"{config.d_model}, {config.num_heads} heads of {config.d_kv}, d_ff {config.d_ff}, "
         f"{'gated ' if config.gated else ''}{config.activation}, "
         f"{'own' if config.own_head else 'tied'} head"

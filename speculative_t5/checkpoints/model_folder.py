@@ -62,6 +62,10 @@ ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _ADAPTED_EMBEDDINGS = (".shared.weight", ".embed_tokens.weight")
 GENERATION_CONFIG = "generation_config.json"
 SMALL_FILES = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "tokenizer.model")
+# Of sentence-transformers: the steps after an encoder, the most tokens of a text, and prompts.
+MODULES_FILE = "modules.json"
+LENGTH_FILE = "sentence_bert_config.json"
+PROMPTS_FILE = "config_sentence_transformers.json"
 FOLDER_IS_BUSY = (
     "another conversion is at work on it: wait for it to end, or choose another --output"
 )
@@ -453,7 +457,9 @@ def find_folder(name_or_path: str | Path) -> Path | None:
     if path.is_dir() and (ModelFolder(path).is_converted or not named):
         return path
     name, models = str(name_or_path), map(ModelFolder, found)
-    return named or next((m.path for m in models if m.origin.get("repository") == name), None)
+    # An encoder alone is not what its repository holds.
+    made = (m for m in models if m.origin.get("repository") == name and not m.is_encoder)
+    return named or next((m.path for m in made), None)
 
 
 def named_draft(folder: ModelFolder) -> Path | None:

@@ -16,13 +16,10 @@ import mlx.core as mx
 from ..errors import printable, read_json, read_json_list, shown
 from ..models import read_size
 from .loading import short_name
-from .model_folder import ModelFolder
+from .model_folder import LENGTH_FILE, MODULES_FILE, PROMPTS_FILE, ModelFolder
 from .packed import read_in_float32
 from .tensors import GET_MODEL_AGAIN
 
-MODULES_FILE = "modules.json"
-LENGTH_FILE = "sentence_bert_config.json"
-PROMPTS_FILE = "config_sentence_transformers.json"
 SETTINGS_FILE = "tokenizer_config.json"
 MOST_TOKENS = 2**20
 # The settings that older files have instead of pooling_mode, each true or false.
