@@ -204,3 +204,17 @@ def test_threads_compile_passes_of_their_own(target: DecoderOnlyModel) -> None:
     with ThreadPoolExecutor(2) as pool:
         found = pool.map(lambda _: decoder.generate(prompts(1)[0], max_tokens=20).tokens, range(4))
     assert [*found] == [expected] * 4
+
+
+def test_changed_weights_count_from_the_next_compilation_on() -> None:
+    """Those that are changed before the first generation need none."""
+    source, model = (tiny_causal("qwen3", vocab_size=20, layers=2, seed=i) for i in (1, 2))
+    decoders = [SpeculativeDecoder(each, "lookup", num_draft=3) for each in (source, model)]
+    model.model.update(source.model.parameters())
+    expected, found = (decoder.generate([5, 6], max_tokens=20).tokens for decoder in decoders)
+    assert found == expected
+    other = tiny_causal("qwen3", vocab_size=20, layers=2, seed=3)
+    model.model.update(other.model.parameters())
+    model.recompile()
+    expected = SpeculativeDecoder(other).generate([5, 6], max_tokens=20).tokens
+    assert decoders[1].generate([5, 6], max_tokens=20).tokens == expected

@@ -8,7 +8,7 @@ from speculative_t5 import Encoder, SpeculativeDecoder, load, rank
 from speculative_t5.checkpoints import as_listing, convert, inspect
 from speculative_t5.generation.encoder import TOKENS_IN_PASS, groups_of
 from speculative_t5.kernels import takes_stored
-from speculative_t5.models import TextEncoder
+from speculative_t5.models import EncoderDecoder, TextEncoder
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 import transformers
 from checkpoints import opened, refused
 from conftest import V1_0, V1_1, edit_json, write_checkpoint
-from families import write_tokenizer
+from families import write_adapter, write_tokenizer
 from local_hub import Hub, use
 from test_mlx_folders import KINDS, WIDE, write_kind
 
@@ -292,6 +292,19 @@ def test_options_out_of_range_are_refused(alone: Path) -> None:
         Encoder.from_pretrained(alone, max_length=1)
 
 
+def test_an_adapter_of_a_whole_model_changes_its_encoder(tmp_path: Path, spiece: bytes) -> None:
+    model = write_checkpoint(tmp_path / "base", V1_0, spiece)
+    write_adapter(tmp_path / "adapter", model, tmp_path / "base", target_modules=["q", "wo"])
+    whole, _ = load(tmp_path / "base", adapter=tmp_path / "adapter", dtype="float32")
+    assert isinstance(whole, EncoderDecoder)
+    expected = np.array(TextEncoder.of(whole).encode(TOKENS, MASK))
+    plain = np.array(load(tmp_path / "base", dtype="float32", encoder_only=True)[0].encode(TOKENS))
+    for place, adapter in ((tmp_path / "base", tmp_path / "adapter"), (tmp_path / "adapter", None)):
+        found = Encoder.from_pretrained(place, adapter=adapter, dtype="float32")
+        assert np.array_equal(np.array(found.model.encode(TOKENS, MASK)), expected)
+    assert not np.allclose(plain[0], expected[0], atol=1e-3)
+
+
 # --- Rankings
 
 
@@ -332,7 +345,7 @@ def test_what_cannot_be_ranked_is_refused(ranker: SpeculativeDecoder) -> None:
     words = {"positive": "1", "negative": "a"}
     for options, message in (
         ({"positive": "1, 2"}, "positive must be a word of one token of the model, not of"),
-        ({"template": "{query}"}, "template must be a text with .query. and .document."),
+        ({"template": "{query}"}, "template must be a text with .query. and .document., each once"),
         ({"top_n": 0}, "top_n must be"),
         ({"batch_size": 0}, "batch_size must be"),
     ):

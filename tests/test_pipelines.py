@@ -225,3 +225,13 @@ def test_what_cannot_be_done_is_refused_in_a_line(folder: Path) -> None:
     with refused("device is"):
         pipeline("summarization", folder, device="cuda" if device.on_cpu() else "cpu")
     assert pipeline("summarization", folder, device="cpu" if device.on_cpu() else 0)
+
+
+def test_programs_over_pipelines_find_what_they_ask_for(folder: Path) -> None:
+    """As langchain-huggingface and txtai 9.0 do: names, and options that mean nothing here."""
+    found = pipeline("summarization", model=folder)
+    assert found.task == "summarization" and found.model.name_or_path == folder.name
+    assert found.tokenizer is found.decoder.tokenizer
+    options: dict[str, Any] = {"max_length": 9, "min_length": 3, "truncation": True}
+    plain = found(TEXTS, **options)
+    assert found(TEXTS, num_workers=0, max_new_tokens=None, **options) == plain

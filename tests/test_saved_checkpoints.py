@@ -161,7 +161,7 @@ def test_the_class_of_a_wrapper_is_no_other_model(family: str, name: str, tmp_pa
     check(folder, model)
 
 
-@pytest.mark.parametrize("name", ["PeftModelForClassificationT5", "T5EncoderModel", "FSDP"])
+@pytest.mark.parametrize("name", ["PeftModelForClassificationT5", "T5Stack", "FSDP"])
 def test_classes_that_do_not_generate_are_refused(name: str, tmp_path: Path) -> None:
     write_family(tmp_path, "t5")
     edit_json(tmp_path / "config.json", architectures=[name])

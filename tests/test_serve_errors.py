@@ -189,7 +189,7 @@ def test_what_nests_too_deeply_is_refused(served: Served) -> None:
 def test_other_models_paths_and_methods_get_an_error_object(served: Served) -> None:
     error = check_error(served.post(prompt="a", model="gpt-4"), 404, "model")
     assert error["code"] == "model_not_found" and "'gpt-4'" in error["message"]
-    for path in ("/v1", "/v1/completion/", "/v1/embeddings", "/docs", "/%00", "/../etc/passwd"):
+    for path in ("/v1", "/v1/completion/", "/v1/embedding", "/docs", "/%00", "/../etc/passwd"):
         check_error(served.client.get(path), 404)
     response = served.client.get("/v1/completions")
     assert "use POST" in response.text

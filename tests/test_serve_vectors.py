@@ -114,6 +114,16 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         {"query": "1", "documents": ["1"], "template": "{query}"} | WORDS,
         "template must be a text with",
     ),
+    "places": (
+        "rerank",
+        {"query": "1", "documents": ["1"], "template": "{query}" + "{document}" * 9} | WORDS,
+        "each once",
+    ),
+    "characters": (
+        "rerank",
+        {"query": "1" * 10_000, "documents": ["1"] * 1000} | WORDS,
+        "make 10,001,000 characters, and 4,194,304 are read at a time: split the request",
+    ),
     "long document": (
         "rerank",
         {"query": "1", "documents": ["1, 2 " * 400]} | WORDS,
@@ -126,7 +136,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_is_wrong_is_said_in_a_line(case: str, server: Served) -> None:
     kind, fields, message = BAD[case]
     done = server.post(f"/v1/{kind}", **fields)
-    assert done.status_code in (400, 404), done.text
+    assert done.status_code in (400, 404, 413), done.text
     error = done.json()["error"]["message"]
     assert message in error and "\n" not in error
 

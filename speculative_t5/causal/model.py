@@ -62,6 +62,14 @@ class DecoderOnlyModel:
         mx.eval(model)
         check_rows(self)
 
+    def recompile(self) -> None:
+        """Compile passes anew at their next use; needed after weights or layers were changed.
+
+        The first generation compiles them with the weights as they are then.
+        """
+        if self.passes is not None:
+            self.passes = CompiledPasses(self.model)
+
     @property
     def fingerprint(self) -> str:
         """Hexadecimal digest of its shapes and of a sample of every weight."""
@@ -102,6 +110,7 @@ def check_rows(model: DecoderOnlyModel) -> None:
             raise _unlike_rows(first_line(error)) from error
     if difference > ALIKE:
         raise _unlike_rows("their logits differ from those of single rows")
+    model.recompile()  # what was tried out holds the weights as they were
 
 
 def _difference(model: DecoderOnlyModel, rows: Sequence[Sequence[int]]) -> float:

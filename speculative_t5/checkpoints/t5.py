@@ -68,8 +68,9 @@ class Checkpoint:
 def open_checkpoint(folder: ModelFolder) -> Checkpoint:
     """Open a model folder or a Hugging Face checkpoint; refuse all but a whole T5 or T5Gemma."""
     if folder.adapter:
-        base = open_checkpoint(dataclasses.replace(folder, adapter=None))
-        return _merge(base, Adapter(folder.adapter), folder.path)
+        base = open_checkpoint(dataclasses.replace(folder, adapter=None, encoder_only=False))
+        merged = _merge(base, Adapter(folder.adapter), folder.path)
+        return _encoder_of(merged) if folder.encoder_only else merged
     config, path = folder.model_config(), folder.path
     if not folder.is_converted:
         return _open_saved(folder, config)
@@ -82,6 +83,15 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
     names = (name for name in tensors | shapes if name in shapes)
     parameters: dict[str, Sources] = {name: {name: shapes[name]} for name in names}
     return _complete(path, Checkpoint(config, tensors, parameters))
+
+
+def _encoder_of(found: Checkpoint) -> Checkpoint:
+    """Return the encoder's part of a checkpoint."""
+    config = dataclasses.replace(found.config, encoder_only=True)
+    own = _prefixes(config)
+    parameters = {n: s for n, s in found.parameters.items() if n.partition(".")[0] in own}
+    tensors = {each: found.tensors[each] for sources in parameters.values() for each in sources}
+    return dataclasses.replace(found, config=config, tensors=tensors, parameters=parameters)
 
 
 def _open_saved(folder: ModelFolder, config: ModelConfig) -> Checkpoint:

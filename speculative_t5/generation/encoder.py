@@ -65,8 +65,10 @@ class Encoder:
 
         A folder of sentence-transformers is read with its pooling and its matrices.
         """
-        found, modules = read_sentence_modules(locate(model).path)
-        loaded, tokenizer = load(found, dtype=dtype, adapter=adapter, encoder_only=True)
+        folder = locate(model, adapter)
+        found, modules = read_sentence_modules(folder.path)
+        changed_by = folder.adapter.path if folder.adapter else None
+        loaded, tokenizer = load(found, dtype=dtype, adapter=changed_by, encoder_only=True)
         return cls(loaded, tokenizer, modules=modules, max_length=max_length)
 
     @classmethod

@@ -43,6 +43,7 @@ OWN_OPTIONS = (  # that are not of transformers' `generate`
     "seed",
     "return_text",
     "return_tensors",
+    "num_workers",  # that prepare texts elsewhere; here it means nothing
 )
 SAME_LENGTH = {  # names of one limit: a later one takes the place of an earlier
     "max_length": "max_new_tokens",
@@ -151,6 +152,13 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True)
+class NamedModel:
+    """What a pipeline's model is known by."""
+
+    name_or_path: str
+
+
 class TextPipeline:
     """Makes texts of texts, as transformers 4's pipelines did.
 
@@ -180,6 +188,16 @@ class TextPipeline:
         self._settings = dict(settings)
         self._defaults = self._checked(defaults)
         self._runner(self._defaults)  # refused at once
+
+    @property
+    def model(self) -> NamedModel:
+        """The name of the model, which programs over pipelines ask for; `decoder` has the model."""
+        return NamedModel(getattr(self.decoder.model, "name", None) or "")
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the model."""
+        return self.decoder.tokenizer
 
     def __call__(
         self,

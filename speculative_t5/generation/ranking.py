@@ -78,13 +78,12 @@ def rank(
 
 
 def ranking_prompts(query: str, documents: Sequence[str], template: str) -> list[str]:
-    """Return the prompt for each document; refuse a template that lacks a place for either."""
-    before, found, after = template.partition("{query}")
-    if not found or "{document}" not in before + after:
-        raise option_error("template", "a text with {query} and {document}", template)
+    """Return the prompt for each document; refuse a template without one place for either."""
+    if not template.count("{query}") == template.count("{document}") == 1:
+        raise option_error("template", "a text with {query} and {document}, each once", template)
     # What stands in a text is no place in the template.
-    parts = [part.split("{document}") for part in (before, after)]
-    return [query.join(each.join(part) for part in parts) for each in documents]
+    before, after = (part.split("{document}") for part in template.split("{query}"))
+    return [query.join([each.join(before), each.join(after)]) for each in documents]
 
 
 def _words(positive: str, negative: str) -> tuple[tuple[str, str], tuple[str, str]]:

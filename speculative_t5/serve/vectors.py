@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,10 +28,12 @@ from ..generation import (
 from .bodies import BodyReader
 from .models import Models
 from .requests import Refused, as_refusal, boolean, parse_body, refuse
+from .server import unless_gone
 from .service import Service, fitted
 from .threads import SHARED_THREADS
 
 MOST_TEXTS = 2048  # of a request, as OpenAI has it
+MOST_RANKED = 2**22  # of all prompts of a ranking, each of which holds the query
 MOST_PART = 512  # tokens that are encoded between two rounds, unless a single text has more
 OTHER_NAMES = ("model", "user")
 EMBEDDING_FIELDS = (*OTHER_NAMES, "input", "encoding_format", "dimensions")
@@ -58,26 +61,33 @@ class VectorEndpoints:
         """Answer with the embedding of each text: the mean over its tokens, of length 1."""
         async with self._asked(request, EMBEDDING_FIELDS) as (fields, name, service):
             if "dimensions" in fields:
-                refuse("dimensions", "left out, as vectors are as long as the model has them", 0)
+                expected = "left out, as vectors are as long as the model has them"
+                refuse("dimensions", expected, fields["dimensions"])
             form = fields.get("encoding_format", "float")
             if form not in ("float", "base64"):
                 refuse("encoding_format", "float or base64", form)
             asked = fields.get("input")
             rows = await _in_thread(lambda: rows_of(service.decoder, asked))
-            vectors = await embedded(service, rows)
-            data = [
-                {"object": "embedding", "index": i, "embedding": _as_sent(vector, form)}
-                for i, vector in enumerate(vectors)
-            ]
+            vectors = await unless_gone(request.receive, embedded(service, rows))
+            data = await _in_thread(lambda: listing(vectors, form))
             count = sum(map(len, rows))
             usage = {"prompt_tokens": count, "total_tokens": count}
-            return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
+            about = json.dumps({"object": "list", "model": name, "usage": usage})
+            body = f'{about[:-1]}, "data": [{data}]}}'
+            return Response(body, media_type="application/json")
 
     async def rank(self, request: Request) -> Response:
         """Answer with documents, the most relevant first."""
         async with self._asked(request, RANKING_FIELDS) as (fields, name, service):
             texts = documents_of(fields.get("documents"))
             query = _text("query", fields.get("query"))
+            size = len(query) * len(texts) + sum(map(len, texts))
+            if size > MOST_RANKED:
+                raise Refused(
+                    413,
+                    f"query and documents make {size:,} characters, and {MOST_RANKED:,} are "
+                    "read at a time: split the request",
+                )
             most = fields.get("top_n", max(1, len(texts)))
             if type(most) is not int or most < 1:
                 refuse("top_n", "an integer from 1", most)
@@ -91,7 +101,7 @@ class VectorEndpoints:
             ]
             prompts = ranking_prompts(query, texts, template)
             rows = await _in_thread(lambda: fitted(decoder, prompts, "documents"))
-            scores = await ranked(service, rows, ids)
+            scores = await unless_gone(request.receive, ranked(service, rows, ids))
             order = sorted(range(len(texts)), key=lambda i: -scores[i])[:most]
             results = [
                 {"index": i, "relevance_score": scores[i]}
@@ -207,6 +217,14 @@ def _text(name: str, found: object) -> str:
     if not isinstance(found, str):
         refuse(name, "text", found)
     return found
+
+
+def listing(vectors: Sequence[np.ndarray], form: str) -> str:
+    """Return the records of embeddings as JSON, made one by one, as a thread holds up others."""
+    return ", ".join(
+        json.dumps({"object": "embedding", "index": i, "embedding": _as_sent(vector, form)})
+        for i, vector in enumerate(vectors)
+    )
 
 
 def _as_sent(vector: np.ndarray, form: str) -> list[float] | str:
