@@ -122,7 +122,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "characters": (
         "rerank",
         {"query": "1" * 10_000, "documents": ["1"] * 1000} | WORDS,
-        "make 10,001,000 characters, and 4,194,304 are read at a time: split the request",
+        "documents make 10,046,000 characters, and 4,194,304 are read at a time: split",
     ),
     "long document": (
         "rerank",

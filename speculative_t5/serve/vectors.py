@@ -81,24 +81,20 @@ class VectorEndpoints:
         async with self._asked(request, RANKING_FIELDS) as (fields, name, service):
             texts = documents_of(fields.get("documents"))
             query = _text("query", fields.get("query"))
-            size = len(query) * len(texts) + sum(map(len, texts))
-            if size > MOST_RANKED:
-                raise Refused(
-                    413,
-                    f"query and documents make {size:,} characters, and {MOST_RANKED:,} are "
-                    "read at a time: split the request",
-                )
+            names = ("template", MONOT5), ("positive", "true"), ("negative", "false")
+            template, *words = (_text(name, fields.get(name, usual)) for name, usual in names)
+            check_size(query, template, texts)
             most = fields.get("top_n", max(1, len(texts)))
             if type(most) is not int or most < 1:
                 refuse("top_n", "an integer from 1", most)
             returns = boolean("return_documents", fields.get("return_documents", False))
-            names = ("template", MONOT5), ("positive", "true"), ("negative", "false")
-            template, *words = (_text(name, fields.get(name, usual)) for name, usual in names)
             decoder = service.decoder
-            ids = [
-                token_of_word(decoder, name, word)
-                for name, word in zip(("positive", "negative"), words, strict=True)
-            ]
+            ids = await _in_thread(
+                lambda: [
+                    token_of_word(decoder, name, word)
+                    for name, word in zip(("positive", "negative"), words, strict=True)
+                ]
+            )
             prompts = ranking_prompts(query, texts, template)
             rows = await _in_thread(lambda: fitted(decoder, prompts, "documents"))
             scores = await unless_gone(request.receive, ranked(service, rows, ids))
@@ -201,6 +197,17 @@ def parts_of_rows(rows: Sequence[Sequence[int]]) -> list[list[int]]:
         else:
             groups.append([i])
     return groups
+
+
+def check_size(query: str, template: str, documents: Sequence[str]) -> None:
+    """Refuse a ranking whose prompts, each of which holds the query, have too many characters."""
+    size = (len(query) + len(template)) * len(documents) + sum(map(len, documents))
+    if size > MOST_RANKED:
+        raise Refused(
+            413,
+            f"query, template and documents make {size:,} characters, and {MOST_RANKED:,} are read "
+            "at a time: split the request",
+        )
 
 
 def documents_of(found: object) -> list[str]:
