@@ -93,6 +93,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "dimensions": ("embeddings", {"input": "1", "dimensions": 8}, "dimensions must be left out"),
     "form": ("embeddings", {"input": "1", "encoding_format": "hex"}, "must be float or base64"),
     "no input": ("embeddings", {}, "input must be a text, a list of texts, or lists of ids"),
+    "a number": ("embeddings", {"input": 5}, "input must be a text, a list of texts, or lists"),
     "empty": ("embeddings", {"input": []}, "input must be from 1 to 2048 texts"),
     "mixed": ("embeddings", {"input": ["1", 2.5]}, "input must be a text, a list of texts"),
     "ids": ("embeddings", {"input": [[10**6]]}, "input must be ids from 0 to"),

@@ -135,7 +135,7 @@ def rows_of(decoder: SpeculativeDecoder, asked: object) -> list[list[int]]:
     """Return the ids of what is to be embedded: a text, ids, or a list of either."""
     encoder = Encoder.of(decoder)
     several = asked if isinstance(asked, list) else [asked]
-    if several and all(type(each) is int for each in several):
+    if isinstance(asked, list) and asked and all(type(each) is int for each in asked):
         several = [several]
     if not 1 <= len(several) <= MOST_TEXTS:
         refuse("input", f"from 1 to {MOST_TEXTS} texts, or lists of ids", len(several))
