@@ -39,9 +39,7 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def prepared(texts: list[str]) -> Corpus:
-    training, held_out = documents.split(texts)
-    tokenizer = train_causal.train_tokenizer(training)
-    return tokenizer, *(train_causal.encode(tokenizer, part) for part in (training, held_out))
+    return train_causal.prepare(texts)[:3]
 
 
 @pytest.fixture(scope="module")

@@ -58,17 +58,7 @@ def main(
 
 def train_pair(documents: Sequence[str], output: Path, steps: int, seed: int) -> None:
     """Train a tokenizer and both models on all but the end of the text, and write them."""
-    training, held_out = split(documents)
-    tokenizer = train_tokenizer(training)
-    # The last training document goes on in the held-out part: it does not end here.
-    seen = encode(tokenizer, training)[:-1]
-    unseen = encode(tokenizer, held_out)
-    if min(len(seen), len(unseen)) <= CONTEXT:
-        raise ValueError(
-            f"the text has {len(seen)} tokens to train on and {len(unseen)} to hold out, and each "
-            f"has to be more than {CONTEXT}: give a longer --text"
-        )
-    print(f"{len(seen):,} tokens to train on, {len(unseen):,} held out")
+    tokenizer, seen, unseen, held_out = prepare(documents)
     trained = {}
     for name in SHAPES:
         model, _ = trained[name] = make_model(name, tokenizer, seed)
@@ -80,6 +70,24 @@ def train_pair(documents: Sequence[str], output: Path, steps: int, seed: int) ->
         write(output / name, model, config, tokenizer)
     (output / HELD_OUT_FILE).write_text("".join(held_out), encoding="utf-8")
     print(f"wrote {output}")
+
+
+def prepare(
+    documents: Sequence[str], pieces: int = PIECES
+) -> tuple[Tokenizer, np.ndarray, np.ndarray, list[str]]:
+    """Return a tokenizer, the ids to train on and those held out, and the text held out."""
+    training, held_out = split(documents)
+    tokenizer = train_tokenizer(training, pieces)
+    # The last training document goes on in the held-out part: it does not end here.
+    seen = encode(tokenizer, training)[:-1]
+    unseen = encode(tokenizer, held_out)
+    if min(len(seen), len(unseen)) <= CONTEXT:
+        raise ValueError(
+            f"the text has {len(seen)} tokens to train on and {len(unseen)} to hold out, and each "
+            f"has to be more than {CONTEXT}: give a longer --text"
+        )
+    print(f"{len(seen):,} tokens to train on, {len(unseen):,} held out")
+    return tokenizer, seen, unseen, held_out
 
 
 def train_tokenizer(documents: Sequence[str], pieces: int = PIECES) -> Tokenizer:

@@ -17,11 +17,10 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from documents import HELD_OUT_FILE, read_documents, split
-from train_causal import END, check_replaceable, encode, train_tokenizer
+from documents import HELD_OUT_FILE, read_documents
+from train_causal import CONTEXT, END, check_replaceable, prepare
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-CONTEXT = 256  # tokens that the models can read, and tokens of a training window
 WINDOWS = 8  # in a step
 PIECES = 4096  # of the vocabulary
 RATE = 1e-3  # the largest learning rate
@@ -60,16 +59,7 @@ def train_pair(
     sizes: dict[str, dict[str, int]] = SIZES,
 ) -> None:
     """Train a tokenizer and both models on all but the end of the text, and write them."""
-    training, held_out = split(documents)
-    tokenizer = train_tokenizer(training, pieces)
-    # The last training document goes on in the held-out part: it does not end here.
-    seen, unseen = encode(tokenizer, training)[:-1], encode(tokenizer, held_out)
-    if min(len(seen), len(unseen)) <= CONTEXT:
-        raise ValueError(
-            f"the text has {len(seen)} tokens to train on and {len(unseen)} to hold out, and each "
-            f"has to be more than {CONTEXT}: give a longer --text"
-        )
-    print(f"{len(seen):,} tokens to train on, {len(unseen):,} held out")
+    tokenizer, seen, unseen, held_out = prepare(documents, pieces)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
