@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,11 +9,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..decoding import best, best_logprobs, counters
-from ..models import SMALLEST_CAPACITY, EncodedPrompt, KVCache, write
+from ..models import SMALLEST_CAPACITY, CompiledFunctions, EncodedPrompt, KVCache, write
 
 PREFILL = 512  # tokens of prompts in a pass
 COMPILED_TOKENS = 32  # of a pass: prompts have many lengths, each of which would be compiled
-MAX_FUNCTIONS = 64  # that are kept for a model, those that were used last
 KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
 LayerShape = tuple[int, tuple[int, int], mx.Dtype]  # H, the two D, and the type
 
@@ -101,37 +99,29 @@ class DecoderOnlySession:
 class CompiledPasses:
     """A model's passes over few tokens, compiled with the weights as constants.
 
-    They attend to whole buffers, whose sizes are few: each shape has a function of its own, and
-    each thread its functions, see `models.encoder_decoder`.
+    They attend to whole buffers, whose sizes are few: each shape has a function of its own.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._own = threading.local()
+        self._functions = CompiledFunctions()
+
+    def __reduce__(self) -> tuple[type[CompiledPasses], tuple[nn.Module]]:
+        """Become in a copy or a pickle of a model what compiles that one's passes."""
+        return type(self), (self._model,)
 
     def run(
         self, tokens: mx.array, offsets: mx.array, buffers: list[KeysValues]
     ) -> tuple[mx.array, list[KeysValues]]:
         """Run over tokens (B, L); return logits (B, L, V), and the buffers with what was added."""
-        functions = self._own.__dict__.setdefault("by_shape", {})
         shape = tokens.shape, offsets.size, buffers[0][0].shape
-        function = functions.pop(shape, None)
-        if function is None:
-            counters.extra_work += 1
-            function = mx.compile(self._pass)
-            if len(functions) >= MAX_FUNCTIONS:
-                del functions[next(iter(functions))]
-        functions[shape] = function  # the last, as it was used last
-        logits, written = function(tokens, offsets, buffers)
+        logits, written = self._functions.of_shape(shape, self._pass)(tokens, offsets, buffers)
         return logits, written
 
     def _pass(
         self, tokens: mx.array, offsets: mx.array, buffers: list[KeysValues]
     ) -> tuple[mx.array, list[KeysValues]]:
         return run_layers(self._model, tokens, offsets, buffers, None, whole=True)
-
-    def __deepcopy__(self, memo: object) -> CompiledPasses:
-        return CompiledPasses(self._model)
 
 
 def run_layers(

@@ -209,7 +209,7 @@ class GenerationOptions:
     )
 
     def __post_init__(self) -> None:
-        self._check_sampler()
+        _ = self.sampler  # which refuses what it cannot sample by
         check_options(self)
         self._take_other_name()
         self._settle_lists()
@@ -223,10 +223,6 @@ class GenerationOptions:
                 "{temperature} above 0, or {num_beams}",
                 self.num_return_sequences,
             )
-
-    def _check_sampler(self) -> None:
-        """Make the sampler, which refuses what it cannot sample by."""
-        assert self.sampler
 
     def _take_other_name(self) -> None:
         """Let `max_new_tokens` set `max_tokens`; refuse two numbers."""

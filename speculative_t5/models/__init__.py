@@ -19,7 +19,7 @@ from .config import (
     is_t5gemma,
     read_size,
 )
-from .encoder_decoder import EncoderDecoder
+from .encoder_decoder import CompiledFunctions, EncoderDecoder
 from .layer_copies import copy_layers
 from .quantization import (
     QUANTIZATION_CONFIG,

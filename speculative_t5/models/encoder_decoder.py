@@ -95,7 +95,7 @@ class DecoderStack(nn.Module, ABC):
         """
 
 
-class _Functions(threading.local):
+class CompiledFunctions(threading.local):
     """One thread's compiled functions by shape, the least recently used first.
 
     MLX keeps a function's trace in each thread that called it, but drops it in one thread only, and
@@ -103,7 +103,18 @@ class _Functions(threading.local):
     """
 
     def __init__(self) -> None:
-        self.by_shape: dict[tuple[Any, ...], CompiledPass] = {}
+        self.by_shape: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def of_shape(self, shape: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function for a shape, which is all that changes its graph, compiled."""
+        compiled = self.by_shape.pop(shape, None)
+        if compiled is None:
+            counters.extra_work += 1
+            compiled = mx.compile(function)
+            if len(self.by_shape) >= MAX_SHAPES:
+                del self.by_shape[next(iter(self.by_shape))]
+        self.by_shape[shape] = compiled  # the last, as it was used last
+        return compiled
 
 
 class CompiledDecoder:
@@ -127,7 +138,7 @@ class CompiledDecoder:
         # What has not been evaluated would be computed again in every pass.
         weights = model.parameters(), self.decoder.parameters(), self._output.parameters()
         mx.eval(*weights, self._tables)
-        self._functions = _Functions()
+        self._functions = CompiledFunctions()
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Become None in copies and pickles of a model, which compile for themselves."""
@@ -154,19 +165,12 @@ class CompiledDecoder:
         those as `best_logprobs` has them, (B, L, 2) int32, over the first `vocab_size` ids or all;
         and the cache with the new positions.
         """
-        functions = self._functions.by_shape
         _, num_sources, _, source_width, _ = sources[0].shape
         widths = cache[0].shape[-2], num_sources, source_width
         # All that changes the graph: one offset is written as a slice, several by index.
         shape = kind, vocab_size, tokens.shape, offsets.size, widths, mask is None
-        function = functions.pop(shape, None)
-        if function is None:
-            counters.extra_work += 1
-            function = mx.compile(partial(self._pass, kind, vocab_size))
-            if len(functions) >= MAX_SHAPES:
-                del functions[next(iter(functions))]
-        functions[shape] = function  # the last, as it was used last
-        return function(tokens, offsets, cache, sources, mask)
+        run: CompiledPass = self._functions.of_shape(shape, partial(self._pass, kind, vocab_size))
+        return run(tokens, offsets, cache, sources, mask)
 
     def _pass(
         self,
