@@ -459,14 +459,14 @@ async def test_long_prompts_are_encoded_in_another_thread() -> None:
     """Nobody waits for them; what they get, and why they are refused, is as for others."""
     async with serving() as served:
         threads: list[int] = []
-        decoder = served.decoder
-        fit = decoder.fit
+        reader = served.decoder.prompts
+        fit = reader.fit
 
         def noted(prompt: Any) -> Any:
             threads.append(threading.get_ident())
             return fit(prompt)
 
-        decoder.fit = noted  # type: ignore[method-assign]
+        reader.fit = noted  # type: ignore[method-assign]
         try:
             given = prompts(3)
             found = await served.fitted(given)
@@ -476,7 +476,7 @@ async def test_long_prompts_are_encoded_in_another_thread() -> None:
                 await served.fitted([[10**6]], "messages")
             assert refused.value.body["error"]["param"] == "messages"
         finally:
-            del decoder.fit  # type: ignore[method-assign]
+            del reader.fit  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("reason", [service.IS_LOADING, service.IS_STOPPING])

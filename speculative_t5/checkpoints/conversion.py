@@ -87,7 +87,7 @@ def convert(
         OSError: If the Hub cannot be reached or the output cannot be written.
     """
     stored = _Stored(dtype, quantize, group_size, keep_wo, dequantize, encoder_only, format)
-    wanted = _Wanted(model, adapter, revision, stored.checked(upload_repo))
+    wanted = _asked_for(model, adapter, revision, stored.checked(upload_repo))
     output = output or wanted.new_folder()
     if not force and wanted.is_made(ModelFolder(output)):
         note(f"{output} exists already, made from {model}; --force converts it again")
@@ -157,9 +157,7 @@ class _Wanted:
     adapter: str | None
     revision: str | None
     stored: _Stored
-
-    def __post_init__(self) -> None:
-        self.checked_folder()  # refused here, if it is
+    folder: ModelFolder | None  # of the model, if it is one and not a repository
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -180,22 +178,6 @@ class _Wanted:
         """The folders that are read, of those given by their paths; that of an adapter is last."""
         return [Path(each).resolve() for each in (self.model, self.named) if Path(each).is_dir()]
 
-    def checked_folder(self) -> ModelFolder | None:
-        """Return the folder of the model, if it is one and not a repository.
-
-        Raises:
-            ValueError: If it is neither a model nor an adapter, or a revision of it is asked for.
-        """
-        folder = ModelFolder(Path(self.model)) if Path(self.model).is_dir() else None
-        if folder and self.revision is not None:
-            raise ValueError(
-                f"a revision is for a repository on the Hub, and {self.model} is a folder: "
-                "leave --revision out"
-            )
-        if folder and not folder.is_adapter:
-            folder.model_config()  # refused here, if it is
-        return folder
-
     def new_folder(self) -> Path:
         """Return where the model is written by default."""
         if Path(self.named).is_dir():
@@ -213,11 +195,26 @@ class _Wanted:
         return form == self.stored.format and wanted.items() <= made.items()
 
 
-def _find_source(
-    wanted: _Wanted, folder: ModelFolder | None, output: Path
-) -> tuple[ModelFolder, dict[str, Any]]:
+def _asked_for(model: str, adapter: str | None, revision: str | None, stored: _Stored) -> _Wanted:
+    """Return what is converted.
+
+    Raises:
+        ValueError: If a folder is neither a model nor an adapter, or a revision of it is asked for.
+    """
+    folder = ModelFolder(Path(model)) if Path(model).is_dir() else None
+    if folder and revision is not None:
+        raise ValueError(
+            f"a revision is for a repository on the Hub, and {model} is a folder: leave --revision "
+            "out"
+        )
+    if folder and not folder.is_adapter:
+        folder.model_config()  # refused here, if it is
+    return _Wanted(model, adapter, revision, stored, folder)
+
+
+def _find_source(wanted: _Wanted, output: Path) -> tuple[ModelFolder, dict[str, Any]]:
     """Return the folder to read, downloaded if need be, and what is noted of where it is from."""
-    source, origin = folder, dict[str, Any]()
+    source, origin = wanted.folder, dict[str, Any]()
     if source is None and wanted.adapter is None:
         source, files = look_up(wanted.model, wanted.revision)
         if not source.is_adapter:
@@ -245,7 +242,7 @@ def _find_merged(wanted: _Wanted, output: Path) -> tuple[ModelFolder, dict[str, 
 
 def _open_new(wanted: _Wanted, output: Path, note: Callable[[str], None]) -> _NewModel:
     """Open what is to be converted, downloaded if need be; see `_open_source`."""
-    source, origin = _find_source(wanted, wanted.checked_folder(), output)
+    source, origin = _find_source(wanted, output)
     source = dataclasses.replace(source, encoder_only=wanted.stored.encoder_only)
     checkpoint, types = _open_source(source, wanted.stored, note)
     base = None if Path(wanted.model).is_dir() else wanted.model
@@ -304,16 +301,18 @@ class _NewModel:
         layout = new_layout(config, chosen)
         settings = _config_json(config, source) | _own_settings(source) | self.origin
         files = _small_files(source)
-        others: dict[str, Any] = {}
+        written: Layout | None = None  # of safetensors
+        card: str | None = None
         if wanted.format == SAFETENSORS:
             checkpoint, layout = as_saved(checkpoint), saved_layout(config, layout)
-            settings = saved_config(config, settings, layout)
+            settings, written = saved_config(config, settings, layout), layout
             bits = config.quantization.bits if config.quantization else None
-            others = {"layout": layout, "card": model_card(source, name, self.base, bits)}
+            card = model_card(source, name, self.base, bits)
             files += filter(None, [shipped_license(source.path)])
         tensors = _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress)
+        size = bytes_of_layout(layout)
         model_folder.write_folder(
-            output, settings, tensors, files, num_bytes=bytes_of_layout(layout), **others
+            output, settings, tensors, files, num_bytes=size, layout=written, card=card
         )
 
 

@@ -18,7 +18,7 @@ import mlx.core as mx
 from .. import device
 from ..errors import rounded_down, rounded_up
 from ..kernels import takes_quantized
-from ..models import QUANTIZATION_CONFIG, Steps, quantization_step
+from ..models import Steps, quantization_step
 from .model_folder import ModelFolder
 from .packed import PARTS, PackedTensor, packed_tensor, read_in_float32, sibling
 from .t5 import Checkpoint, open_checkpoint
@@ -64,8 +64,7 @@ def for_this_device(
 
 def loaded_size(folder: ModelFolder) -> int:
     """Return about how many bytes a model takes once it is loaded: usually those of its files."""
-    names = ("quantization", QUANTIZATION_CONFIG)
-    if folder.kind == "t5" and any(map(folder.setting, names)) and device.on_cpu():
+    if folder.kind == "t5" and folder.is_quantized and device.on_cpu():
         with warnings.catch_warnings(action="ignore"):
             read = for_this_device(folder.path, open_checkpoint(folder))
         return bytes_of_weights(read, None if read.config.quantization else mx.float32)

@@ -73,13 +73,17 @@ def flat_name(name: str) -> str:
     """Return the part of a repository's name after its slash; refuse impossible names."""
     if Path(name).is_file():  # perhaps one in the model folder that is meant
         raise ValueError(f"{name} is a file, expected a folder or a name on the Hub")
-    # As huggingface_hub allows them.
-    whole = re.fullmatch(r"(?:\b[\w.-]+\b/)?\b[\w.-]{1,96}\b", name)
-    if not whole or re.search(r"\.\.|--|\.git$", name):
+    if not _may_be_on_the_hub(name):
         advice = "give the path of a folder, or a name such as google/flan-t5-small"
         advice = or_nearest(name) + advice
         raise ValueError(f"{name!r} is neither a folder here nor a valid name on the Hub: {advice}")
     return name.rsplit("/", 1)[-1]
+
+
+def _may_be_on_the_hub(name: str) -> bool:
+    """Whether huggingface_hub allows a repository's name, with its owner's or without."""
+    whole = re.fullmatch(r"(?:\b[\w.-]+\b/)?\b[\w.-]{1,96}\b", name)
+    return whole is not None and not re.search(r"\.\.|--|\.git$", name)
 
 
 def or_nearest(name: str) -> str:
@@ -178,9 +182,7 @@ def _sentence_files(files: Iterable[str]) -> list[str]:
 
 def check_new_name(name: str) -> None:
     """Refuse what cannot be the name of a repository of one's own, before anything is made."""
-    if not re.fullmatch(r"\b[\w.-]+\b/\b[\w.-]{1,96}\b", name) or re.search(
-        r"\.\.|--|\.git$", name
-    ):
+    if "/" not in name or not _may_be_on_the_hub(name):
         raise ValueError(
             f"{name!r} cannot be a repository on the Hub: give the name of its owner and its own, "
             "such as me/t5-small-8bit"

@@ -266,7 +266,7 @@ def _find(name_or_path: str | Path, *, to_merge: bool = False) -> Path:
     if found and not (
         to_merge
         and ModelFolder(found).origin.get("repository") == name
-        and ModelFolder(found).setting("quantization")
+        and ModelFolder(found).is_quantized
     ):
         return found
     try:

@@ -18,6 +18,7 @@ from ..errors import read_json, refuse_pointer, rounded_down, rounded_up, shown
 from ..files import replacing_folder
 from ..models import (
     DRAFT_TYPE,
+    QUANTIZATION_CONFIG,
     ModelConfig,
     T5Config,
     T5GemmaConfig,
@@ -120,6 +121,11 @@ class ModelFolder:
         except (OSError, ValueError):
             return None  # `config` says why
         return family_of(config)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether config.json says that its matrices are of fewer bits."""
+        return bool(self.setting("quantization") or self.setting(QUANTIZATION_CONFIG))
 
     @property
     def is_encoder(self) -> bool:

@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from ..errors import first_line, printable, refuse_pointer
 
@@ -234,7 +234,7 @@ def write_npz(path: Path, tensors: Iterable[NewTensor]) -> None:
 
 
 def shards_of(layout: Layout, most: int) -> dict[str, Layout]:
-    """Return the files that safetensors are written to, of about `most` bytes each."""
+    """Return the files that safetensors are written to, of at most so many bytes if they can be."""
     shards: list[Layout] = [{}]
     size = 0
     for name, (shape, dtype) in layout.items():
@@ -304,7 +304,7 @@ def names_this_package(path: Path) -> bool:
     try:
         with safe_open(str(path), framework="numpy") as file:
             return (file.metadata() or {}).get("made_by") == MADE_BY
-    except Exception:  # whatever is there instead was not
+    except (SafetensorError, OSError):  # what cannot be read was written by somebody else
         return False
 
 

@@ -19,7 +19,7 @@ from .ranking import (
     Ranked,
     rank,
     ranking_prompts,
-    token_of_word,
+    ranking_words,
     word_probabilities,
 )
 from .schedule_store import cache_folder

@@ -13,7 +13,7 @@ from ..checkpoints import POOLINGS, SentenceModules, load, locate, read_sentence
 from ..errors import check_utf8
 from ..models import EncoderDecoder, TextEncoder
 from ..options import check_integer, option_error
-from ..tokenizers import Tokenizer
+from ..tokenizers import Tokenizer, keep_beginning
 from .decoder import SpeculativeDecoder
 
 TOKENS_IN_PASS = 4096  # of a pass, padding included: more would take memory, and no less time
@@ -177,7 +177,9 @@ class Encoder:
         text = prompt + text
         ids = self.tokenizer.encode(text.lower() if self.modules.lower_case else text)
         most = self.modules.max_length
-        return ids if most is None or len(ids) <= most else [*ids[: most - 1], ids[-1]]
+        if most is None or len(ids) <= most:
+            return ids
+        return keep_beginning(ids, most, self.model.config.eos_token_ids)
 
     def _skipped(self, prompt: str) -> int:
         """Return how many tokens at the beginning of each row are not pooled."""

@@ -61,7 +61,7 @@ def rank(
             raise option_error(name, "text", text)
         check_utf8(name, text)
     batch_size = check_integer("batch_size", batch_size, 1)
-    words = [token_of_word(decoder, name, word) for name, word in _words(positive, negative)]
+    words = ranking_words(decoder, positive, negative)
     prompts = ranking_prompts(query, documents, template)
     # All are checked before the first is read.
     sources = [decoder.prompts.fit(prompt).ids for prompt in prompts]
@@ -86,11 +86,14 @@ def ranking_prompts(query: str, documents: Sequence[str], template: str) -> list
     return [query.join([each.join(before), each.join(after)]) for each in documents]
 
 
-def _words(positive: str, negative: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    return ("positive", positive), ("negative", negative)
+def ranking_words(decoder: SpeculativeDecoder, positive: str, negative: str) -> tuple[int, int]:
+    """Return the ids of the words by which a model judges; each has to be one token."""
+    words = ("positive", positive), ("negative", negative)
+    first, second = (_token_of_word(decoder, name, word) for name, word in words)
+    return first, second
 
 
-def token_of_word(decoder: SpeculativeDecoder, name: str, word: str) -> int:
+def _token_of_word(decoder: SpeculativeDecoder, name: str, word: str) -> int:
     """Return the id of a word that is one token, with the blank before it."""
     tokenizer = decoder.tokenizer
     if tokenizer is None:
@@ -102,11 +105,11 @@ def token_of_word(decoder: SpeculativeDecoder, name: str, word: str) -> int:
 
 
 def word_probabilities(
-    decoder: SpeculativeDecoder, sources: Sequence[Sequence[int]], words: Sequence[int]
+    decoder: SpeculativeDecoder, sources: Sequence[Sequence[int]], words: tuple[int, int]
 ) -> list[float]:
     """Return the probability of the first of two tokens, beside the other, as outputs begin."""
     session, contexts = decoder.model.start(sources)
     logits = session.step(mx.array([context[-1:] for context in contexts], dtype=mx.int32))
-    chosen = np.array(logits[:, 0].astype(mx.float32)[:, mx.array(list(words))], np.float64)
+    chosen = np.array(logits[:, 0].astype(mx.float32)[:, mx.array(words)], np.float64)
     odds = chosen[:, 1] - chosen[:, 0]
     return [float(each) for each in np.exp(-np.logaddexp(0, odds))]

@@ -22,7 +22,7 @@ from ..decoding import NOTHING_LEFT, PREFETCH_TOKENS, Batch, Request, Round, Row
 from ..errors import first_line
 from ..generation import Chunk, GenerationOptions, SpeculativeDecoder, as_chunk
 from ..options import check_integer
-from ..tokenizers import Detokenizer, Prompt, PromptTooLong, check_prompts
+from ..tokenizers import Detokenizer, Prompt, PromptEncoder, PromptTooLong, check_prompts
 from .requests import Refused
 from .threads import SHARED_THREADS
 
@@ -189,7 +189,7 @@ class Service:
             )
         self._check_room(wanted)
         decoder = self.decoder
-        sources = fitted(decoder, prompts, field)
+        sources = fitted(decoder.prompts, prompts, field)
         own = decoder.engine.bind(options)
         call = Call(sources, wanted, self._changed)
         for number in range(wanted):
@@ -211,7 +211,7 @@ class Service:
         """
         check_prompts(prompts)
         self._check_room(min(len(prompts), self.max_queue))
-        fit = partial(fitted, self.decoder, prompts, field)
+        fit = partial(fitted, self.decoder.prompts, prompts, field)
         return [*await asyncio.wrap_future(SHARED_THREADS.run(fit))]
 
     def compute(self, job: Callable[[SpeculativeDecoder], Answer]) -> Future[Answer]:
@@ -439,10 +439,10 @@ class Service:
             self._loop.call_soon_threadsafe(put)
 
 
-def fitted(decoder: SpeculativeDecoder, prompts: Sequence[Prompt], field: str) -> list[list[int]]:
+def fitted(reader: PromptEncoder, prompts: Sequence[Prompt], field: str) -> list[list[int]]:
     """Return the ids of prompts, which come from a field of a request; refuse wrong ones."""
     try:
-        return [decoder.fit(prompt).ids for prompt in prompts]
+        return [reader.fit(prompt).ids for prompt in prompts]
     except PromptTooLong as error:
         wrong = f"{error.found}: split the text, or start the server with --truncate"
         raise Refused(400, wrong, param=field) from error

@@ -10,7 +10,8 @@ import base64
 import contextlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from ..generation import (
     Encoder,
     SpeculativeDecoder,
     ranking_prompts,
-    token_of_word,
+    ranking_words,
     word_probabilities,
 )
 from .bodies import BodyReader
@@ -89,14 +90,9 @@ class VectorEndpoints:
                 refuse("top_n", "an integer from 1", most)
             returns = boolean("return_documents", fields.get("return_documents", False))
             decoder = service.decoder
-            ids = await _in_thread(
-                lambda: [
-                    token_of_word(decoder, name, word)
-                    for name, word in zip(("positive", "negative"), words, strict=True)
-                ]
-            )
+            ids = await _in_thread(lambda: ranking_words(decoder, *words))
             prompts = ranking_prompts(query, texts, template)
-            rows = await _in_thread(lambda: fitted(decoder, prompts, "documents"))
+            rows = await _in_thread(lambda: fitted(decoder.prompts, prompts, "documents"))
             scores = await unless_gone(request.receive, ranked(service, rows, ids))
             order = sorted(range(len(texts)), key=lambda i: -scores[i])[:most]
             results = [
@@ -115,7 +111,9 @@ class VectorEndpoints:
             )
 
     @contextlib.asynccontextmanager
-    async def _asked(self, request: Request, known: Sequence[str]) -> Any:
+    async def _asked(
+        self, request: Request, known: Sequence[str]
+    ) -> AsyncIterator[tuple[dict[str, Any], str, Service]]:
         """Yield the fields of a request, and its model's name and service, kept for the block."""
         body = await self._bodies.read(request)
         try:
@@ -133,29 +131,19 @@ class VectorEndpoints:
 
 def rows_of(decoder: SpeculativeDecoder, asked: object) -> list[list[int]]:
     """Return the ids of what is to be embedded: a text, ids, or a list of either."""
-    encoder = Encoder.of(decoder)
-    several = asked if isinstance(asked, list) else [asked]
+    Encoder.of(decoder)  # refused here, if there is none
+    several: list[Any] = asked if isinstance(asked, list) else [asked]
     if isinstance(asked, list) and asked and all(type(each) is int for each in asked):
-        several = [several]
+        several = [asked]
     if not 1 <= len(several) <= MOST_TEXTS:
         refuse("input", f"from 1 to {MOST_TEXTS} texts, or lists of ids", len(several))
-    info = decoder.model.info
-    limit = decoder.prompts.max_source_length or info.max_source_length
-    rows = []
     for each in several:
-        if isinstance(each, str):
-            ids = encoder.ids(each)
-        elif isinstance(each, list) and each and all(type(i) is int for i in each):
-            ids = each
-            if not all(0 <= i < info.vocab_size for i in ids):
-                refuse("input", f"ids from 0 to {info.vocab_size - 1}", max(ids), param="input")
-        else:
+        is_list = isinstance(each, list) and all(type(i) is int for i in each)
+        if not isinstance(each, str) and not is_list:
             refuse("input", "a text, a list of texts, or lists of ids", each)
-        if len(ids) > limit and not decoder.prompts.truncate:
-            wrong = f"a text of the input has {len(ids)} tokens, and the model reads {limit}"
-            raise Refused(400, f"{wrong}: split it, or start the server with --truncate")
-        rows.append(ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]])
-    return rows
+    # What a model is asked to generate from has a prefix; what it embeds has none.
+    plain = replace(decoder.prompts, prefix="", to=None, from_=None, chat=False)
+    return fitted(plain, several, "input")
 
 
 async def embedded(service: Service, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
@@ -168,7 +156,7 @@ async def embedded(service: Service, rows: Sequence[Sequence[int]]) -> list[np.n
 
 
 async def ranked(
-    service: Service, rows: Sequence[Sequence[int]], words: Sequence[int]
+    service: Service, rows: Sequence[Sequence[int]], words: tuple[int, int]
 ) -> list[float]:
     """Return the probability of the first of two words as the output of each row begins."""
 

@@ -27,5 +27,12 @@ from .prompt_files import (
     count_lines,
     read_lines,
 )
-from .prompts import Prompt, PromptEncoder, PromptTooLong, Source, check_prompts
+from .prompts import (
+    Prompt,
+    PromptEncoder,
+    PromptTooLong,
+    Source,
+    check_prompts,
+    keep_beginning,
+)
 from .t5 import has_tokenizer, load_tokenizer
