@@ -320,7 +320,7 @@ def test_an_upload_that_cannot_be_is_refused_in_a_line(
     for name in ("me", "me/a--b", "me/x.git", "a b/c", "a/b/c", ""):
         with refused("cannot be a repository on the Hub: give", name):
             convert(NAME, Path("new"), upload_repo=name)
-    with refused("what is uploaded is safetensors, and format is npz: leave it out"):
+    with refused("format is npz, and what is uploaded is safetensors: leave it out"):
         convert(NAME, Path("new"), upload_repo="me/x", format="npz")
     assert not Path("new").exists()
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "none")

@@ -195,7 +195,10 @@ def test_only_what_this_package_has_written_is_replaced(flan: Path) -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "format": ({"format": "gguf"}, "format must be npz or safetensors, got 'gguf'"),
-    "both": ({"dequantize": True, "quantize": 8}, "exclude each other: leave one of them out"),
+    "both": (
+        {"dequantize": True, "quantize": 8},
+        "dequantize and quantize exclude each other: leave one out",
+    ),
     "dense": ({"dequantize": True}, "is not quantized: leave --dequantize out"),
     "bits": ({"quantize": 3, "format": "safetensors"}, "must be to 4 or 8 bits, got 3"),
 }

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import shown
 from ..models import QUANTIZATION_CONFIG, ModelConfig, Quantization, T5Config
-from ..options import option_error
+from ..options import OptionError, option_error
 from ..tokenizers import TOKENIZER_FILES
 from . import model_folder
 from .dequantizing import dequantized
@@ -120,11 +120,11 @@ class _Stored:
         if self.format not in FORMATS:
             raise option_error("format", " or ".join(FORMATS), self.format)
         if self.dequantize and self.quantize is not None:
-            raise ValueError("dequantize and quantize exclude each other: leave one of them out")
+            raise OptionError("{dequantize} and {quantize} exclude each other: leave one out")
         if upload_repo is not None:
             if self.format != SAFETENSORS:
-                raise ValueError(
-                    f"what is uploaded is safetensors, and format is {self.format}: leave it out"
+                raise OptionError(
+                    "{format} is {}, and what is uploaded is safetensors: leave it out", self.format
                 )
             check_new_name(upload_repo)
         _ = self.quantization, as_dtype(self.dtype)  # refused here, if they are
