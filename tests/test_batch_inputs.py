@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.job import OPTIONAL_FIELDS, OUTCOME_FIELDS, Record, check_record, outcome_of
+from speculative_t5.cli.job import Record, check_record
 from speculative_t5.files import json_line, json_object
+from speculative_t5.generation import OPTIONAL_FIELDS, OUTCOME_FIELDS, outcome_of
 from speculative_t5.tables import DELIMITERS, read_rows
 from speculative_t5.tokenizers import Line, Shard, count_lines, read_lines
 

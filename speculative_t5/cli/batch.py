@@ -24,7 +24,7 @@ from .. import tokenizers
 from ..distributed import ProcessGroup, process_group
 from ..errors import count
 from ..files import is_special, open_input
-from ..generation import BatchOptions, Generation, process_facts
+from ..generation import BatchOptions, Generation, outcome_of, process_facts
 from ..options import option
 from ..tables import TABLES, pyarrow
 from ..tokenizers import PROMPT_FIELD, PROMPT_SUFFIXES, Format, Line, Shard
@@ -273,7 +273,7 @@ def _decode(
     keywords: Keywords,
 ) -> int:
     """Decode the lines of this process; return how many records with errors decide how it ends."""
-    outcome = job.outcome_of(keywords, truncate=options.truncate)
+    outcome = outcome_of(keywords, truncate=options.truncate)
     writer = RecordFile(
         work.output, job_files.stream, resume=work.resume, force=work.force, outcome=outcome
     )

@@ -14,7 +14,7 @@ import typer
 from .._version import __version__
 from ..distributed import process_group
 from ..errors import check_utf8, decoded
-from ..generation import BatchOptions, Generation, GenerationOptions, as_record
+from ..generation import STATS_IN_JSON, BatchOptions, Generation, GenerationOptions, as_record
 from ..kernels import native_parts
 from . import terminal
 from .examples import SENTENCES_TO_CORRECT
@@ -28,7 +28,7 @@ from .options import (
     output_option,
     with_options,
 )
-from .terminal import STATS_IN_JSON, footer, note
+from .terminal import footer, note
 
 DEFAULT_PROMPT = SENTENCES_TO_CORRECT[0].removeprefix("correct: ")
 

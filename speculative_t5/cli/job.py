@@ -20,24 +20,21 @@ from typing import Any, BinaryIO
 
 from ..decoding import RowError
 from ..files import LineFile, json_line, json_object, lock, private_mode, replacing
-from ..generation import Generation, as_record
+from ..generation import OPTIONAL_FIELDS, OUTCOME_FIELDS, Generation, as_outcome
 from ..tables import write_table
 from ..tokenizers import MAX_LINE, Line, Source
 from .options import as_typed
-from .terminal import STATS_IN_JSON, signals_held
+from .terminal import signals_held
 
 MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the output adds some
 MAX_HELD, MAX_HELD_SIZE = 1000, 2**24  # of records with errors that wait for their turn
 GIVEN_FIELD = "given"  # the field of a record for fields of the line that have names in use
-OUTCOME_FIELDS = ("text", "finish_reason", "score", "truncated", "alternatives", "stats", "error")
-# Those that only some options give: without them, a field of the line keeps the name.
-OPTIONAL_FIELDS = ("score", "truncated", "alternatives")
 TABLE_COLUMNS = ("id", "prompt", "text", "finish_reason", "error")  # of each table, before others
 NOT_DECODED = "not decoded when the run ended: run it again with --resume"
 RESUME_ADVICE = "--resume to continue it, or --force to start over"
 
 Requests = Iterable[tuple[int, list[int]]]
-Generate = Callable[[Requests], Iterator[tuple[int, Generation]]]
+Generating = Callable[[Requests], Iterator[tuple[int, Generation]]]
 
 
 @dataclass(frozen=True)
@@ -63,29 +60,14 @@ class Record:
         if self.done is None:
             record["error"] = f"{self.line.place}: {self.error}"
         else:
-            stats = self.done.stats
-            record |= as_record(self.done)
-            record |= {"truncated": True} if self.source and self.source.cut else {}
-            others = [as_record(each) for each in self.done.alternatives]
-            record |= {"alternatives": others} if others else {}
-            record["stats"] = {"tokens": stats.emitted}
-            record["stats"] |= {name: getattr(stats, name) for name in STATS_IN_JSON}
+            is_cut = self.source is not None and self.source.cut > 0
+            record |= as_outcome(self.done, truncated=is_cut)
         return json_line(record)
 
 
 def says_undone(record: Mapping[str, Any], line: Line) -> bool:
     """Whether a record of a file says that its line was not decoded when the run ended."""
     return bool(record.get("error") == f"{line.place}: {NOT_DECODED}")
-
-
-def outcome_of(keywords: Mapping[str, Any], *, truncate: bool) -> tuple[str, ...]:
-    """Return the names that a run gives to what it makes of a line, by its options."""
-    has_scores = keywords.get("scores") or keywords.get("num_beams", 1) > 1
-    wanted = (has_scores, truncate, keywords.get("num_return_sequences", 1) > 1)
-    left_out = {
-        name for name, is_wanted in zip(OPTIONAL_FIELDS, wanted, strict=True) if not is_wanted
-    }
-    return tuple(name for name in OUTCOME_FIELDS if name not in left_out)
 
 
 def fields_of(line: Line, outcome: Collection[str] = OUTCOME_FIELDS) -> dict[str, Any]:
@@ -103,7 +85,7 @@ def fields_of(line: Line, outcome: Collection[str] = OUTCOME_FIELDS) -> dict[str
 
 def process(
     lines: Iterable[Line],
-    generate: Generate,
+    generate: Generating,
     encode: Callable[[str], Source],
     emit: Callable[[Record], None],
     *,

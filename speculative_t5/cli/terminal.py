@@ -60,9 +60,6 @@ ADVICE_BY_ERRNO = {
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # nothing more can be written
 
-# Of an output's statistics, in every form of JSON.
-STATS_IN_JSON = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
-
 TIPS_SWITCH = "SPECULATIVE_T5_TIPS"  # "0" silences them
 SECONDS_OF_A_DAY = 24 * 60 * 60  # seconds
 

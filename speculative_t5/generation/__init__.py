@@ -7,12 +7,18 @@ above, where `rewrite` is asked for.
 """
 
 from .decoder import SpeculativeDecoder, process_facts
-from .decoder_options import DecodingOptions, DraftingOptions, NumDraft, VerifyRule
+from .decoder_options import (
+    DecodingOptions,
+    DraftingOptions,
+    LoadingOptions,
+    NumDraft,
+    VerifyRule,
+)
 from .encoder import Encoder
 from .engine import Engine
 from .html import ORIGIN_CSS
 from .options import TRANSFORMERS_NAMES, BatchOptions, GenerationOptions, Words, num_rows
-from .outputs import Chunk, Generation, as_chunk, as_record
+from .outputs import Chunk, Generation, as_chunk
 from .pipelines import pipeline
 from .ranking import (
     MONOT5,
@@ -21,6 +27,14 @@ from .ranking import (
     ranking_prompts,
     ranking_words,
     word_probabilities,
+)
+from .records import (
+    OPTIONAL_FIELDS,
+    OUTCOME_FIELDS,
+    STATS_IN_JSON,
+    as_outcome,
+    as_record,
+    outcome_of,
 )
 from .schedule_store import cache_folder
 from .steady import rows_are_alike, steady_width

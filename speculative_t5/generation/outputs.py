@@ -88,12 +88,6 @@ class Generation:
         return as_html(self.trace, self.stats.summary())
 
 
-def as_record(done: Generation) -> dict[str, str | float]:
-    """Return an output's text, finish_reason and, if there is one, score, by these names."""
-    score = {} if done.score is None else {"score": done.score}
-    return {"text": done.text, "finish_reason": done.finish_reason, **score}
-
-
 class _StopString:
     """Looks for a string in text that comes in parts, as Knuth, Morris and Pratt (1977) do."""
 
