@@ -50,6 +50,30 @@ async def test_a_lifespan_starts_and_stops_the_models() -> None:
     assert service.stopped == [10.0]
 
 
+async def test_a_lifespan_waits_for_the_model() -> None:
+    service = Starting(state="loading")
+    app = app_of(service)
+    entered = asyncio.Event()
+
+    async def enter() -> None:
+        async with app.router.lifespan_context(app):
+            entered.set()
+
+    entering = asyncio.create_task(enter())
+    await asyncio.sleep(0.1)
+    assert service.starts == 1 and not entered.is_set()
+    service.state = "ready"
+    await entering
+    assert entered.is_set()
+
+
+async def test_a_lifespan_fails_with_the_reason_why_there_is_no_model() -> None:
+    service = Starting(state="failed", failure=ValueError("there is no such folder: give another"))
+    with pytest.raises(ValueError, match="no such folder"):
+        async with app_of(service).router.lifespan_context(None):
+            raise AssertionError("there is no model")
+
+
 async def test_a_websocket_is_closed() -> None:
     said: list[Message] = []
 

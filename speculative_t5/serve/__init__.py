@@ -6,11 +6,12 @@ starts and stops, `settings` how it answers, `page` the page at /. Whole texts a
 processes of their own, which `workers` starts and ends: `text_worker` runs there, with a decoder of
 `texts` that asks the server for outputs; `languagetool` corrects, `libretranslate` translates, and
 `text_routes` is the server's end. `vectors` has embeddings and rankings. The package needs the
-extra `serve`. Imports `generation`, `documents`, `tokenizers`, `decoding`, `options` and `errors`.
+extra `serve`. Imports `generation`, `documents`, `checkpoints` and rooms
+below them.
 """
 
 from .app import make_app
-from .models import Models, Served
+from .models import Models, Served, to_serve
 from .server import Server, bind, check_origins, is_loopback, read_keys
 from .service import Service
 from .settings import Settings

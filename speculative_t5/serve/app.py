@@ -101,9 +101,13 @@ def make_app(models: Models, settings: Settings) -> Starlette:
 
 @contextlib.asynccontextmanager
 async def started(models: Models, _: Starlette) -> AsyncIterator[None]:
-    """Start the models for a server that asks for it, and stop them with it: any but `Server`."""
+    """Start the models for a server that asks for it, and stop them with it: any but `Server`.
+
+    Such a server sends requests once this has yielded, so the first model has been loaded then.
+    """
     models.start()
     try:
+        await models.loaded()
         yield
     finally:
         await models.stop(STOPPED_WITHIN)

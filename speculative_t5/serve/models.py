@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
+from ..checkpoints import ModelFolder, read_tokenizer
 from ..errors import first_line, shown
+from ..generation import SpeculativeDecoder
 from .requests import Refused, refuse
 from .service import CURRENT_FIGURES, LOADING_SECONDS, Service, State, stopping
 from .threads import SHARED_THREADS
@@ -83,6 +87,30 @@ class Served:
         return self.service is not None and self.service.state == "loading"
 
 
+def to_serve(
+    name: str,
+    find: Callable[[], ModelFolder],
+    load: Callable[[], SpeculativeDecoder],
+    *,
+    batch_size: int,
+    max_queue: int,
+) -> Served:
+    """Return a model for a server to load; `find` its folder, which may download it, runs once."""
+    finding = threading.Lock()
+
+    @cache
+    def found() -> ModelFolder:
+        with finding:  # whoever asks first
+            return find()
+
+    def loaded() -> SpeculativeDecoder:
+        found()
+        return load()
+
+    service = partial(Service, loaded, batch_size=batch_size, max_queue=max_queue)
+    return Served(name, service, cache(lambda: read_tokenizer(found())))
+
+
 class Models:
     """Models by name. The first is loaded at the start, and the server ends if it cannot be.
 
@@ -116,6 +144,13 @@ class Models:
         self.first.service = self._initial = self.first.make()
         self._initial.start()
         self.workers.start()
+
+    async def loaded(self) -> None:
+        """Wait until the first model has been loaded; if it cannot be, raise why."""
+        while self.state == "loading":
+            await asyncio.sleep(LOADING_LOOK)
+        if self.failure is not None:
+            raise self.failure
 
     @contextlib.asynccontextmanager
     async def use(self, served: Served) -> AsyncIterator[Service]:
