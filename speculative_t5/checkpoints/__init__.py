@@ -15,6 +15,7 @@ from .model_folder import (
     find_folder,
     how_to_convert,
     model_folders,
+    model_name,
     name_of_folder,
     named_draft,
     new_folder,

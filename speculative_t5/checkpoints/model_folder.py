@@ -421,6 +421,11 @@ def name_of_folder(folder: Path) -> str:
     return f"{folder.parent.name}-{folder.name}" if of_a_run else folder.name
 
 
+def model_name(model: str | Path) -> str:
+    """Return the name of a model for people and clients, who need not see where it lies."""
+    return Path(model).resolve().name if Path(model).is_dir() else str(model)
+
+
 def _read_tensors(path: Path) -> dict[str, StoredTensor]:
     """Open the tensors of a file, by name."""
     if path.suffix != ".bin":

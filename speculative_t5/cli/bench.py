@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from .. import device
 from .._version import __version__
-from ..checkpoints import as_dtype
+from ..checkpoints import as_dtype, model_name
 from ..errors import count, decoded
 from ..generation import SpeculativeDecoder
 from ..measure import (
@@ -33,7 +33,7 @@ from ..measure import (
 )
 from ..options import check_options, option
 from .examples import SENTENCES_TO_CORRECT
-from .options import decoder_option, draft_of, model_name, with_options
+from .options import decoder_option, draft_of, with_options
 from .terminal import columns, give_tips
 
 

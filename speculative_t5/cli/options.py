@@ -9,14 +9,21 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import partial, wraps
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import mlx.core as mx
 import typer
 
-from ..checkpoints import DTYPES, ModelFolder, find_folder, model_folders, named_draft, read_task
+from ..checkpoints import (
+    DTYPES,
+    ModelFolder,
+    find_folder,
+    model_folders,
+    model_name,
+    named_draft,
+    read_task,
+)
 from ..decoding import EarlyStopping
 from ..errors import check_utf8
 from ..generation import (
@@ -268,11 +275,6 @@ def draft_of(model: str, draft_model: str | None) -> str | None:
     folder = find_folder(model)
     named = named_draft(ModelFolder(folder)) if draft_model is None and folder else None
     return str(named) if named else draft_model
-
-
-def model_name(model: str) -> str:
-    """Return the name of a model for people and clients, who need not see where it lies."""
-    return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def parsed(name: str, text: str, parse: Callable[[str], Value], expected: str) -> Value:

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from ..checkpoints import model_name
 from ..decoding import Stats, total
 from ..generation import GenerationOptions, SpeculativeDecoder
 from . import terminal
@@ -18,7 +19,6 @@ from .options import (
     Keywords,
     choose,
     draft_length,
-    model_name,
     output_option,
     parsed,
     with_options,

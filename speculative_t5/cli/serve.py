@@ -6,19 +6,18 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from ..checkpoints import loaded_size, locate, read_tokenizer
+from ..checkpoints import loaded_size, locate, model_name
 from ..errors import escaped, first_line, rounded_up
 from ..generation import GenerationOptions, num_rows
-from ..options import check_integer
+from ..options import check_integer, check_options
 from .options import (
     DEFAULT_MODEL,
     HIDDEN_OPTIONS,
@@ -26,15 +25,12 @@ from .options import (
     Keywords,
     choose,
     is_given,
-    model_name,
     server_option,
     with_options,
 )
 from .terminal import note
 
 if TYPE_CHECKING:
-    from ..checkpoints import ModelFolder
-    from ..generation import SpeculativeDecoder
     from ..serve import Models, Served, Settings
 
 MOST_SECONDS_GIVEN = 86_400  # of a shutdown, or a text
@@ -67,6 +63,13 @@ class ServerOptions:
     max_text: int = server_option(
         MOST_TEXT, "Characters of a whole text at most; a longer one gets status 413."
     )
+    sentence_cache: float = server_option(
+        32.0,
+        "Megabytes for corrections and translations of sentences that were answered lately, so "
+        "that an edited text costs what has changed; 0 keeps none.",
+        least=0.0,
+        most=1e6,
+    )
     api_key_file: Path | None = server_option(
         None,
         "File of API keys, one per line; each request must carry one of them.",
@@ -82,6 +85,7 @@ class ServerOptions:
     )
 
     def __post_init__(self) -> None:
+        check_options(self)
         check_integer("--port", self.port, 0, 65535)
         check_integer("--max-queue", self.max_queue, 1)
         check_integer("--max-text", self.max_text, 1, MOST_TEXT)
@@ -137,6 +141,7 @@ def serve(
         draw_seeds=not is_given(ctx, "seed"),
         text_seconds=server.text_seconds,
         max_text=server.max_text,
+        sentence_bytes=server.sentence_cache * 1e6,
     )
     most = server.memory and server.memory * 1e9
     models = serving.Models(served, most, serving.Workers(ahead=True))
@@ -235,24 +240,10 @@ def _check_several_models(ctx: typer.Context, names: Sequence[str]) -> None:
 
 def _to_serve(options: DecoderOptions, rows: int, max_queue: int) -> Served:
     """Return a model for the server to load."""
-    from ..serve import Served, Service
+    from ..serve import to_serve
 
-    locating = threading.Lock()
-
-    @cache
-    def found() -> ModelFolder:
-        with locating:  # which may download it: once, whoever asks first
-            return locate(options.model, options.adapter)
-
-    def load() -> SpeculativeDecoder:
-        found()
-        return options.load()
-
-    return Served(
-        options.name,
-        partial(Service, load, batch_size=rows, max_queue=max_queue),
-        cache(lambda: read_tokenizer(found())),
-    )
+    find = partial(locate, options.model, options.adapter)
+    return to_serve(options.name, find, options.load, batch_size=rows, max_queue=max_queue)
 
 
 def _size_of_files(options: DecoderOptions) -> int:

@@ -207,14 +207,15 @@ def check_site(
         )
 
 
-def is_key(headers: Headers, keys: Collection[str], given: str = "") -> bool:
-    """Whether a request has one of the API keys, in its headers or as what was given."""
+def key_of(headers: Headers, keys: Collection[str], given: str = "") -> str | None:
+    """Return the API key that a request has, in its headers or as what was given, if any."""
     scheme, _, rest = headers.get("authorization", "").partition(" ")
     found = [given.encode()]
     if scheme.lower() == "bearer":
-        found.append(rest.strip().encode("latin-1"))  # as headers are read
+        found.insert(0, rest.strip().encode("latin-1"))  # as headers are read
     # All are compared, each in constant time.
-    return any([hmac.compare_digest(each, key.encode()) for each in found for key in keys])
+    had = [key for each in found for key in keys if hmac.compare_digest(each, key.encode())]
+    return had[0] if had else None
 
 
 def check_key(
@@ -224,7 +225,7 @@ def check_key(
 
     Left out is what is public, and the `others`, whose bodies may have the key.
     """
-    if not (scope["path"] in (*PUBLIC_PATHS, *others) or is_key(headers, keys)):
+    if scope["path"] not in (*PUBLIC_PATHS, *others) and key_of(headers, keys) is None:
         raise Refused(
             401,
             "the API key is missing or is not valid here: send a valid one as "

@@ -22,3 +22,4 @@ class Settings:
     ping_seconds: float = 15.0  # without an event, after which a stream gets a comment
     text_seconds: float = 600.0  # that a whole text may take
     max_text: int = 2 * 2**20  # its characters
+    sentence_bytes: float = 2**25  # for outputs of sentences that are kept

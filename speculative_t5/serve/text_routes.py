@@ -17,7 +17,8 @@ from . import languagetool, libretranslate, requests
 from .bodies import BodyReader
 from .models import Models
 from .requests import Refused
-from .server import is_key, unless_gone
+from .sentences import KeptOutputs, SentenceCache, key_of_sentence
+from .server import key_of, unless_gone
 from .service import Service
 from .settings import Settings
 from .text_worker import TEXT_ROUTES, Abilities, Task, as_body
@@ -41,27 +42,30 @@ class TextEndpoints:
 
     def __init__(self, models: Models, settings: Settings, bodies: BodyReader) -> None:
         self._models, self._settings, self._bodies = models, settings, bodies
+        self._cache = SentenceCache(settings.sentence_bytes, settings.api_keys)
 
     async def answer(self, path: str, request: Request) -> Response:
         """Answer for a whole text, by a process that nobody else waits for."""
         settings = self._settings
         kind = request.headers.get("content-type", "")
         query = request.scope["query_string"].decode("latin-1")
-        keys = settings.api_keys if not is_key(request.headers, settings.api_keys) else ()
         try:
             body = await self._bodies.read(request)
             task = Task(path, body, kind, COMPUTING_SECONDS, settings.max_text, query)
-            done = await unless_gone(request.receive, self._done(task, request, keys))
+            done = await unless_gone(request.receive, self._done(task, request))
             return Response(done, media_type="application/json")
         except Refused as refused:  # in the form that clients of these routes show
             return JSONResponse({"error": str(refused)}, refused.status, refused.headers)
 
-    async def _done(self, task: Task, request: Request, keys: Sequence[str]) -> bytes:
-        """Return the answer to a text, as JSON; `keys` are for one that has none so far."""
+    async def _done(self, task: Task, request: Request) -> bytes:
+        """Return the answer to a text, as JSON."""
+        keys = self._settings.api_keys
 
-        def check_key(given: str) -> None:
-            if keys and not is_key(request.headers, keys, given=given):
+        def kept_for(given: str) -> KeptOutputs:
+            holder = key_of(request.headers, keys, given)
+            if keys and holder is None:
                 raise Refused(403, "the API key is missing or is not valid here: send a valid one")
+            return self._cache.of(holder)
 
         models = [
             Abilities(name, tokenizer.corrects, tokenizer.languages)
@@ -74,7 +78,7 @@ class TextEndpoints:
             if worker.num_models != len(models):
                 worker.send("models", models)
                 worker.num_models = len(models)
-            conversation = TextConversation(self._models, worker, stack, check_key)
+            conversation = TextConversation(self._models, worker, stack, kept_for)
             try:
                 async with asyncio.timeout(self._settings.text_seconds):
                     return await conversation.run(task)
@@ -105,11 +109,13 @@ class TextConversation:
         models: Models,
         worker: Worker,
         stack: contextlib.AsyncExitStack,
-        check_key: Callable[[str], None],
+        kept_for: Callable[[str], KeptOutputs],
     ) -> None:
-        self._models, self._worker, self._stack, self._check_key = models, worker, stack, check_key
+        self._models, self._worker, self._stack, self._kept_for = models, worker, stack, kept_for
+        self._kept: KeptOutputs  # for the holder of the key that was given
         self._service: Service | None = None
-        self._has_begun = False  # whether sentences of it have been decoded
+        self._model: tuple[str, int] = ("", 0)  # its name, and how often it has been loaded
+        self._has_begun = False  # whether sentences of it have been answered
         self._path = ""
         self._answer: dict[str, Any] = {}  # the parts of it so far
         self._replies: dict[str, Callable[..., Awaitable[Any]]] = {
@@ -174,12 +180,13 @@ class TextConversation:
         self._answer |= part | {"matches": matches}
 
     async def _key(self, given: str) -> None:
-        self._check_key(given)
+        self._kept = self._kept_for(given)
 
     async def _use(self, name: object) -> Facts | None:
         """Load a model, and return what the process has to know of it, if it does not."""
         served = self._models.find(name)
         self._service = service = await self._stack.enter_async_context(self._models.use(served))
+        self._model = served.name, served.loads
         decoder, known = service.decoder, self._worker.known
         if known.get(served.name) == served.loads:
             return None
@@ -188,6 +195,24 @@ class TextConversation:
         return Facts(prompts, decoder.min_probability, min(SENTENCES_TOGETHER, service.max_queue))
 
     async def _outputs(
+        self, sources: Sequence[list[int]], options: GenerationOptions
+    ) -> list[Generation]:
+        """Return the outputs of some sentences, of which those that are not kept are decoded."""
+        if options.temperature:  # an output depends on its place among those that are decoded
+            return await self._decoded(sources, options)
+        kept = self._kept
+        keys = [key_of_sentence(self._model, options, source) for source in sources]
+        outputs = [kept.get(key) for key in keys]
+        left = [n for n, output in enumerate(outputs) if output is None]
+        self._has_begun |= len(left) < len(sources)
+        if left:
+            decoded = await self._decoded([sources[n] for n in left], options)
+            for n, output in zip(left, decoded, strict=True):
+                outputs[n] = output
+                kept.keep(keys[n], output, len(sources[n]))
+        return [output for output in outputs if output is not None]
+
+    async def _decoded(
         self, sources: Sequence[list[int]], options: GenerationOptions
     ) -> list[Generation]:
         """Decode some sentences; only the first ones of a text are refused by a full queue."""
