@@ -10,7 +10,7 @@ from dataclasses import field, fields
 from functools import cache, wraps
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from .errors import shown
 
@@ -19,6 +19,7 @@ S = TypeVar("S")
 A = TypeVar("A")
 R = TypeVar("R")
 Options = TypeVar("Options")
+Taken = TypeVar("Taken", covariant=True)
 
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
 
@@ -177,20 +178,30 @@ def settle(options: object, **values: object) -> None:
         object.__setattr__(options, name, value)
 
 
+class _Taking(Protocol[P, Taken]):
+    """Changes the type of a method of one argument and options, or of such a function."""
+
+    @overload
+    def __call__(self, method: Callable[[S, A, Taken], R]) -> Callable[Concatenate[S, A, P], R]: ...
+
+    @overload
+    def __call__(self, method: Callable[[A, Taken], R]) -> Callable[Concatenate[A, P], R]: ...
+
+
 def takes(
     options: Callable[P, Options], other_names: Mapping[str, str] = MappingProxyType({})
-) -> Callable[[Callable[[S, A, Options], R]], Callable[Concatenate[S, A, P], R]]:
-    """Let a method of one argument and options take the options' fields as keywords instead.
+) -> _Taking[P, Options]:
+    """Let a method or function take the fields of its last argument, options, as keywords instead.
 
     Other keywords are refused, with the name or the place that they have here; `other_names` are
     those of other programs, with ours. Type checkers, editors and `help` know the options that
     there are.
     """
 
-    def decorate(method: Callable[[S, A, Options], R]) -> Callable[Concatenate[S, A, P], R]:
+    def decorate(method: Callable[..., R]) -> Callable[..., R]:
         own, taken = inspect.signature(method), inspect.signature(options).parameters
-        first_two = [*own.parameters.values()][:2]
-        signature = own.replace(parameters=[*first_two, *taken.values()])
+        *before, _ = own.parameters.values()
+        signature = own.replace(parameters=[*before, *taken.values()])
         title = method.__qualname__
         for name in taken:
             _takers.setdefault(name, []).append(title)
@@ -204,14 +215,14 @@ def takes(
                 given = signature.bind(*args, **keywords).arguments
             except TypeError as error:  # it does not say whose arguments
                 raise TypeError(f"{title}(): {error}") from None
-            arguments = [given.pop(each.name) for each in first_two]
+            arguments = [given.pop(each.name) for each in before]
             return method(*arguments, options(**given))  # type: ignore[call-arg]
 
         call.__doc__ = _with_options(method.__doc__, options)
         call.__signature__ = signature  # type: ignore[attr-defined]
-        return cast(Callable[Concatenate[S, A, P], R], call)
+        return call
 
-    return decorate
+    return cast(_Taking[P, Options], decorate)
 
 
 _takers: dict[str, list[str]] = {}  # the methods that take an option, in the order of definition

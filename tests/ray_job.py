@@ -2,8 +2,8 @@
 
     python tests/ray_job.py FOLDER MODEL DRAFT
 
-FOLDER/recipe.py has the class of docs/distributed.md, and FOLDER/prompts.txt a prompt a line.
-FOLDER/out gets the rows, FOLDER/log a worker's number for each batch.
+FOLDER/prompts.txt has a prompt a line. FOLDER/out gets the rows, FOLDER/log a worker's number for
+each batch.
 """
 
 import logging
@@ -18,17 +18,18 @@ from typing import Any
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 os.environ["RAY_DATA_DEFAULT_MIN_PARALLELISM"] = "1"
 
+from speculative_t5.ray import Generate
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import ray.data
-from recipe import Generator
 
 WORKERS = 2
 BLOCK = 5  # rows
 
 
-class Watched(Generator):
+class Watched(Generate):
     """Writes its process's number as a batch is done; the first to do a second one dies in it."""
 
     def __init__(self, folder: Path, *names: str, **options: Any) -> None:
@@ -63,7 +64,7 @@ def main(folder: Path, *models: str) -> None:
     rows = ray.data.from_arrow(blocks).map_batches(
         Watched,
         fn_constructor_args=[folder, *models],
-        fn_constructor_kwargs={"max_tokens": 12},
+        fn_constructor_kwargs={"max_tokens": 12, "num_draft": 5, "column": "sentence"},
         compute=ray.data.ActorPoolStrategy(size=WORKERS),
         batch_format="pyarrow",
     )
