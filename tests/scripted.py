@@ -18,6 +18,7 @@ from speculative_t5.decoding import (
     CombinedDrafter,
     Draft,
     Drafter,
+    ExpectingDrafter,
     LookupDrafter,
     ModelDrafter,
     model_drafter,
@@ -64,6 +65,7 @@ class Turn:
     drafted: tuple[int, ...]
     num_accepted: int
     next_token: int
+    copied: bool = False  # from a prediction, in the place of what a model drafts
 
     @property
     def emitted(self) -> tuple[int, ...]:
@@ -129,8 +131,9 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
             if len(turns[row]) == 1:  # a greedy row, which has no script
                 tokens.append(int(q.argmax()))
                 continue
-            notes.sampled[row, round_, place] = q
             drafted = turns[row][round_].drafted
+            if not turns[row][round_].copied:
+                notes.sampled[row, round_, place] = q
             tokens.append(drafted[place] if place < len(drafted) else 0)
         return mx.array(tokens, dtype=mx.int32)
 
@@ -164,6 +167,7 @@ PROMPT, SAMPLED = [2, 2, 1], Sampler(1.0)
 MAX_TOKENS = 3
 SIZE = 3  # of the vocabulary
 PROMPTS = (PROMPT, [2, EOS])  # of two lengths
+PREDICTION = (2, 2, EOS)  # of "expected" outputs, with a lookup of two tokens at least
 ROUNDING = 1e-5  # a gap that float32 may leave
 OF_EACH_GREEDY = 40  # rows, among the others
 
@@ -173,15 +177,30 @@ def drafts(
 ) -> Iterator[Output]:
     """Yield all drafts that may follow an output, as far as its budget goes."""
     budget = MAX_TOKENS - len(done) - 1
+    if copied := expected(name, target, prompt, done, min(num_draft, budget)):
+        yield copied
+        return
     by_model = 0 if name == "lookup" else min(num_draft, budget)
     for first in product(range(SIZE), repeat=by_model):
         more: list[int] = []
-        if name != "model" and EOS not in first and by_model < budget:
+        if name in ("lookup", "both") and EOS not in first and by_model < budget:
             lookup = LookupDrafter(target.info)
             lookup.start([prompt])
             before = prompt if target.info.is_decoder_only else [0]
             (more,) = lookup.find([[*before, *done]], num_draft, [first])
         yield (*first, *more)[:budget]
+
+
+def expected(name: str, target: Any, prompt: list[int], done: Output, num_draft: int) -> Output:
+    """Return what is copied from the prediction, if the output goes on as that does."""
+    if name != "expected" or num_draft == 0:
+        return ()
+    lookup = LookupDrafter(target.info, 2)
+    lookup.start([prompt])
+    lookup.expect(0, PREDICTION)
+    before = prompt if target.info.is_decoder_only else [0]
+    (found,) = lookup.find([[*before, *done]], num_draft, [()])
+    return tuple(found)
 
 
 def histories(
@@ -194,7 +213,9 @@ def histories(
         return
     for drafted in drafts(name, target, prompt, done, num_draft):
         for accepted, token in product(range(len(drafted) + 1), range(SIZE)):
-            turn = Turn(drafted, accepted, token)
+            budget_now = min(num_draft, budget - 1)
+            copied = bool(expected(name, target, prompt, done, budget_now))
+            turn = Turn(drafted, accepted, token, copied)
             emitted = tuple(cut([*turn.emitted], {EOS: "eos"}, budget)[0])
             for rest in histories(name, target, prompt, num_draft, done + emitted):
                 yield [turn, *rest]
@@ -304,7 +325,10 @@ def gap(
     target, draft = unrelated_pair(kind, vocab_size=SIZE)
     by_model, lookup = ModelDrafter(draft, SIZE), LookupDrafter(target.info)
     both = CombinedDrafter(by_model, lookup, FixedSchedule(num_draft).split)
+    expecting = ExpectingDrafter(by_model, LookupDrafter(target.info, 2))
     drafters: dict[str, Drafter] = {"model": by_model, "lookup": lookup, "both": both}
+    drafters["expected"] = expecting
+    prediction = PREDICTION if drafter == "expected" else ()
     sharing = draft if isinstance(draft, SharingDraft) and drafter != "lookup" else None
     verifier = Verifier(rule=rule)
     plan = Plan(drafters[drafter], FixedSchedule(num_draft), verifier, sharing=sharing)
@@ -315,7 +339,11 @@ def gap(
         rows += [((n, i), turns) for n in range(len(sampled)) for turns in known[tuple(prompt)]]
         rows += [((n, i), []) for n in range(len(sampled), len(samplers))] * OF_EACH_GREEDY
     rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
-    own = [RowOptions(s, MAX_TOKENS, seed=0, stop_checker=stop_checker(stop)) for s in samplers]
+    checker = stop_checker(stop)
+    own = [
+        RowOptions(s, MAX_TOKENS, seed=0, stop_checker=checker, prediction=prediction)
+        for s in samplers
+    ]
     requests = [Request(row, prompts[i], own[n]) for row, ((n, i), _) in enumerate(rows)]
     groups, turns = zip(*rows, strict=True)
     with scripted(turns) as notes:

@@ -8,6 +8,7 @@ temperatures, filters and transforms, or be greedy, and lookups draft as well.
 from speculative_t5.decoding.sampling import Sampler
 
 import pytest
+import scripted
 from conftest import KINDS, PAIRS, VARIED
 from reference import ENDINGS, TRANSFORMS
 from scripted import PROMPTS, ROUNDING, gap
@@ -57,6 +58,8 @@ GREEDY = [Sampler(), Sampler(transform=TRANSFORMS["penalty"])]
 ROWS = [(kind, "model", "token", 1) for kind in VARIED]
 ROWS += [("t5", "model", "block", 2), ("t5", "lookup", "token", 1)]
 ROWS += [(kind, "both", "block", 1) for kind in (*PAIRS, "opt")]
+ROWS += [(kind, "expected", "token", 2) for kind in (*PAIRS, "gpt2")]
+ROWS += [("t5", "expected", "block", 2)]
 
 
 @pytest.mark.parametrize(("kind", "drafter", "rule", "num_draft"), ROWS)
@@ -85,3 +88,19 @@ def test_rows_that_stop_follow_their_own_distributions(drafter: str, rule: str) 
     dead = ENDINGS["dead or ended"]
     rows = [Sampler(1.0, transform=dead), Sampler(1.0)], [Sampler(), Sampler(transform=dead)]
     assert gap("t5", rule, drafter=drafter, sampled=rows[0], greedy=rows[1], stop=2) < ROUNDING
+
+
+@pytest.mark.parametrize("kind", ["t5", "sharing", "blocks"])
+def test_a_model_drafts_as_whole_passes_would_beside_what_is_copied(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it drafted where a prediction was copied instead is no part of what it has read.
+
+    Its draft after two tokens that were emitted in such a round shows that.
+    """
+    monkeypatch.setattr(scripted, "MAX_TOKENS", 4)
+    scripted.histories_of.cache_clear()
+    try:
+        assert gap(kind, "token", 2, "expected", whole=True) < ROUNDING
+    finally:
+        scripted.histories_of.cache_clear()

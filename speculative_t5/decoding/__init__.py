@@ -11,7 +11,7 @@ from .adaptive import SHARES, AdaptiveSchedule, SplitSchedule
 from .beams import BeamOptions, BeamResult, EarlyStopping, Hypothesis, beam_search
 from .draft import Draft
 from .draft_length import FixedSchedule, Schedule
-from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter
+from .drafters import CombinedDrafter, Drafter, EmptyDrafter, ExpectingDrafter, LookupDrafter
 from .faults import RowError
 from .history import TokenHistory
 from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform

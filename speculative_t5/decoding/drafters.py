@@ -46,6 +46,10 @@ class Drafter(Protocol):
         """
         return
 
+    def expect(self, row: int, prediction: Sequence[int]) -> None:
+        """Take what the output of a row that has just begun is expected to be; it may differ."""
+        return
+
 
 class EmptyDrafter(Drafter):
     """Drafts nothing: the loop then decodes with the target alone."""
@@ -98,9 +102,13 @@ class LookupDrafter:
     def select(self, rows: Sequence[int]) -> None:
         self._lookups = [self._lookups[row] for row in rows]
 
+    def expect(self, row: int, prediction: Sequence[int]) -> None:
+        self._lookups[row].expect(prediction)
+
     def _lookup(self, prompt: Sequence[int]) -> Lookup:
-        # A decoder-only model's contexts begin with the prompt: prompt and output are one text.
-        return Lookup([] if self.info.is_decoder_only else prompt, *self._sizes)
+        if self.info.is_decoder_only:  # contexts begin with the prompt: they are one text
+            return Lookup([], *self._sizes, given=len(prompt))
+        return Lookup(prompt, *self._sizes)
 
     def _without_special(self, tokens: list[int]) -> list[int]:
         """Cut at the first special token, which is kept only if it is EOS."""
@@ -108,6 +116,19 @@ class LookupDrafter:
             if token in self.info.special_tokens:
                 return tokens[: i + 1] if token in self.info.eos_token_ids else tokens[:i]
         return tokens
+
+
+def one_hot_after(lengths: Sequence[int], probs: mx.array | None, draft: Draft) -> Draft:
+    """Return a draft with the q (B, K, V) of a model for as many of each row's tokens, if any.
+
+    That of all further tokens, which were found, is one-hot.
+    """
+    if probs is None:
+        return draft
+    width, size = draft.tokens.shape[1], probs.shape[-1]
+    probs = mx.pad(probs, [(0, 0), (0, max(0, width - probs.shape[1])), (0, 0)])[:, :width]
+    is_found = mx.arange(width)[:, None] >= mx.array(list(lengths))[:, None, None]
+    return replace(draft, probs=mx.where(is_found, draft.dense(size), probs))
 
 
 DraftSplit = Callable[[int], tuple[int, int]]  # see `Schedule.split`
@@ -142,13 +163,7 @@ class CombinedDrafter:
         found = zip(drafted, self._lookup.find(contexts, by_lookup, drafted), strict=True)
         ends = self._lookup.info.eos_token_ids
         both = self._lookup.as_draft([d + more if ends.isdisjoint(d) else d for d, more in found])
-        if first.probs is None:
-            return both
-        # After each row's own tokens from the model, q is one-hot.
-        width, size = both.tokens.shape[1], first.probs.shape[-1]
-        probs = mx.pad(first.probs, [(0, 0), (0, width - first.probs.shape[1]), (0, 0)])
-        is_lookup = mx.arange(width)[:, None] >= mx.array(list(first.lengths))[:, None, None]
-        return replace(both, probs=mx.where(is_lookup, both.dense(size), probs))
+        return one_hot_after(first.lengths, first.probs, both)
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         self._model.replace(rows, prompts)
@@ -157,3 +172,56 @@ class CombinedDrafter:
     def select(self, rows: Sequence[int]) -> None:
         self._model.select(rows)
         self._lookup.select(rows)
+
+    def expect(self, row: int, prediction: Sequence[int]) -> None:
+        self._lookup.expect(row, prediction)
+
+
+class ExpectingDrafter:
+    """A model's draft; in rows whose output goes on as expected, what follows there instead.
+
+    A row's draft does not depend on its neighbours: the model drafts for all rows unless it need
+    not for any, and drops what another draft stands for.
+    """
+
+    def __init__(self, model: ModelDrafter, lookup: LookupDrafter) -> None:
+        self._model, self._lookup = model, lookup
+        self._expects: list[bool] = []  # of each row
+        self.dtype = model.dtype
+
+    def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
+        self._model.start(prompts, session)
+        self._lookup.start(prompts)
+        self._expects = [False] * len(prompts)
+
+    def propose(self, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys) -> Draft:
+        if num_draft == 0 or not any(self._expects):
+            return self._model.propose(contexts, num_draft, groups, keys)
+        found = self._lookup.find(contexts, num_draft, [()] * len(contexts))
+        copied = [bool(each) and own for each, own in zip(found, self._expects, strict=True)]
+        if all(copied):
+            self._model.propose(contexts, 0, groups, keys)
+            return self._lookup.as_draft(found)
+        first = self._model.propose(contexts, num_draft, groups, keys)
+        if not any(copied):
+            return first
+        self._model.forget([row for row, is_copied in enumerate(copied) if is_copied], contexts)
+        rows = zip(copied, found, read(first.tokens), first.lengths, strict=True)
+        both = self._lookup.as_draft([own if is_own else row[:n] for is_own, own, row, n in rows])
+        by_model = [0 if own else n for own, n in zip(copied, first.lengths, strict=True)]
+        return one_hot_after(by_model, first.probs, both)
+
+    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        self._model.replace(rows, prompts)
+        self._lookup.replace(rows, prompts)
+        for row in rows:
+            self._expects[row] = False
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._model.select(rows)
+        self._lookup.select(rows)
+        self._expects = [self._expects[row] for row in rows]
+
+    def expect(self, row: int, prediction: Sequence[int]) -> None:
+        self._lookup.expect(row, prediction)
+        self._expects[row] = True

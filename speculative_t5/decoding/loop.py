@@ -51,6 +51,7 @@ class RowOptions:
     start: int | None = None  # token that the decoder reads first; None is the model's own
     # The most probable ids to report at each token, with its own probability; None reports neither.
     logprobs: int | None = None
+    prediction: tuple[int, ...] = ()  # what the output is expected to be; drafts may copy it
 
 
 @dataclass(frozen=True)
@@ -463,6 +464,9 @@ class Batch:
             plan.drafter.start(sources, draft_session)
         pairs = zip(requests, contexts, strict=True)
         self.rows = [Row(self._model, plan.drafter, *pair, began) for pair in pairs]
+        for place, request in enumerate(requests):
+            if request.options.prediction:
+                plan.drafter.expect(place, request.options.prediction)
         self._changed()
 
     def _place(self, requests: Sequence[Request], encoded: Sequence[Encoded], began: float) -> None:
@@ -478,6 +482,8 @@ class Batch:
         for place, request, context in zip(places, requests, contexts, strict=True):
             row = Row(self._model, self._plan.drafter, request, context, began)
             self.rows[place : place + 1] = [row]
+            if request.options.prediction:
+                self._plan.drafter.expect(place, request.options.prediction)
         self._changed()
 
     def _free(self) -> list[int]:

@@ -183,6 +183,17 @@ class ModelDrafter:
         if self._session is not None:
             self._session.select(rows)
 
+    def forget(self, rows: Sequence[int], contexts: Contexts) -> None:
+        """Drop what was just drafted for these rows, in whose place other tokens stand."""
+        assert self._session is not None
+        kept = self._session.lengths
+        for row in rows:
+            kept[row] = min(kept[row], len(contexts[row]))
+        self._session.truncate(kept)
+
+    def expect(self, row: int, prediction: Sequence[int]) -> None:
+        """Do without it: the model says itself what may come next."""
+
     def _embeddable(self, tokens: Sequence[int]) -> list[int]:
         """Map ids beyond the draft's embedding, which only the target has, to its last one."""
         last = self._model.info.vocab_size - 1

@@ -10,6 +10,7 @@ from typing import Literal
 
 from .. import decoding, device
 from ..decoding import AdaptiveSchedule, FixedSchedule, Indexed, LanguageModel, Plan, Request, Round
+from ..errors import check_utf8
 from ..models import SharingDraft
 from ..options import OptionError
 from ..tokenizers import Tokenizer
@@ -21,6 +22,7 @@ from .outputs import Generation
 from .steady import steady_width
 
 NO_DRAFT = FixedSchedule(0)
+LEAST_COPIED = 2  # tokens by which a draft is copied from a prediction, and not a model's
 MAX_LEARNED_TEMPERATURE = 2.0  # draft lengths are learned together for all from here on
 
 # Of a schedule: an engine with a lock of its own could not be pickled.
@@ -117,7 +119,20 @@ class Engine:
             options.speculative,
             start,
             0 if options.scores and options.logprobs is None else options.logprobs,
+            self.predicted(options.prediction) if options.prediction else (),
         )
+
+    def predicted(self, prediction: str | Sequence[int]) -> tuple[int, ...]:
+        """Return the ids of what an output is expected to be, as it would have them."""
+        found, info = prediction, self.model.info
+        if isinstance(found, str):
+            if self.tokenizer is None:
+                raise OptionError("{prediction} is text: give ids, or a tokenizer")
+            check_utf8("prediction", found)
+            found = self.tokenizer.encode(found)
+        self._check_ids("prediction", found)
+        first = next((i for i, token in enumerate(found) if token not in info.special_tokens), 0)
+        return tuple(found[first:])
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:
         """Refuse ids of an option that the model lacks."""
@@ -133,27 +148,36 @@ class Engine:
         own = self.bind(options)
         return (Request(index, source, own) for index, source in prompts)
 
-    def plan(self, sampler: decoding.Sampler | None = None, *, speculative: bool = True) -> Plan:
+    def plan(
+        self,
+        sampler: decoding.Sampler | None = None,
+        *,
+        speculative: bool = True,
+        expects: bool = False,
+    ) -> Plan:
         """Return the plan by which `decode` generates.
 
         Args:
             sampler: That of all rows, whose draft lengths are learned apart if num_draft is "auto".
                 None stands for any.
             speculative: False decodes with the target alone.
+            expects: Whether requests may have a `prediction`, which drafts then copy.
         """
         width = self._steady_width() if self.drafting.steady else None
         if not (speculative and self.drafts):
             return Plan(decoding.EmptyDrafter(), NO_DRAFT, self._verifier, width)
         sharing = self.draft if isinstance(self.draft, SharingDraft) else None
         schedule = self._fixed or self._learning_schedule(sampler)
-        return Plan(self._make_drafter(schedule), schedule, self._verifier, width, sharing)
+        drafter = self._make_drafter(schedule, expects)
+        return Plan(drafter, schedule, self._verifier, width, sharing)
 
     def rounds(
         self, prompts: Iterable[Indexed], options: GenerationOptions, batch_size: int = 1
     ) -> Iterator[Round]:
         """Check options, and decode prompts."""
         own = self.bind(options)
-        plan = self.plan(own.sampler, speculative=options.speculative)
+        expects = bool(own.prediction)
+        plan = self.plan(own.sampler, speculative=options.speculative, expects=expects)
         requests = (Request(index, source, own) for index, source in prompts)
         return decoding.decode(self.model, requests, plan, batch_size=batch_size)
 
@@ -237,7 +261,7 @@ class Engine:
             schedule = self._schedules[settings]
         return decoding.SplitSchedule(schedule) if self.draft else schedule
 
-    def _make_drafter(self, schedule: decoding.Schedule) -> decoding.Drafter:
+    def _make_drafter(self, schedule: decoding.Schedule, expects: bool) -> decoding.Drafter:
         """Return a drafter for rounds by this schedule."""
         info, options, by_model = self.model.info, self.drafting, None
         if self.draft:
@@ -245,7 +269,11 @@ class Engine:
                 self.draft, info.vocab_size, options.draft_vocab, self._broadcast
             )
         if by_model and self._fixed and not options.lookup:
-            return by_model
+            if not expects:
+                return by_model
+            # A single token that is the same would say little of what follows.
+            sizes = max(options.min_ngram, LEAST_COPIED), max(options.max_ngram, LEAST_COPIED)
+            return decoding.ExpectingDrafter(by_model, decoding.LookupDrafter(info, *sizes))
         lookup = decoding.LookupDrafter(info, options.min_ngram, options.max_ngram)
         if by_model is None:
             return lookup

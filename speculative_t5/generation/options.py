@@ -175,6 +175,12 @@ class GenerationOptions:
     stop_token_ids: Sequence[int] = for_output(
         (), "Ids that end an output, separated by commas.", python="Ids that end an output."
     )
+    prediction: str | Sequence[int] = python_option(
+        (),
+        "A text, or its ids, that the output is expected to resemble, such as the one that a "
+        "prompt asks to change: drafts may copy it. It changes no output, and nothing at all where "
+        "nothing is drafted.",
+    )
     num_return_sequences: int = for_output(
         1,
         "Outputs for each prompt; greedy decoding has only one.",
@@ -245,8 +251,9 @@ class GenerationOptions:
             word if isinstance(word, str) else as_items("each of {bad_words}", word)
             for word in values["bad_words"]
         )
-        if not isinstance(self.forced_tokens, str):
-            values["forced_tokens"] = as_items("forced_tokens", self.forced_tokens)
+        for name in ("forced_tokens", "prediction"):
+            if not isinstance(found := getattr(self, name), str):
+                values[name] = as_items(name, found)
         settle(self, **values)
 
     def _check_stops(self) -> None:
@@ -280,11 +287,16 @@ class GenerationOptions:
                 "or {stop}",
                 self.num_beams,
             )
-        if self.logprobs is not None:
-            raise OptionError(
-                "{num_beams} is {}, and a beam search has no {logprobs}: leave out one of them",
-                self.num_beams,
-            )
+        for name, is_set in (
+            ("logprobs", self.logprobs is not None),
+            ("prediction", self.prediction),
+        ):
+            if is_set:
+                raise OptionError(
+                    f"{{num_beams}} is {{}}, and a beam search has no {{{name}}}: leave out one of "
+                    "them",
+                    self.num_beams,
+                )
 
     @cached_property
     def sampler(self) -> Sampler:

@@ -10,7 +10,7 @@ from ..decoding import Draft, Drafter, Groups, ModelInfo, Plan, Session
 from ..generation import SpeculativeDecoder
 
 
-class ReplayDrafter:
+class ReplayDrafter(Drafter):
     """A drafter that costs as much as another one, and proposes a known output.
 
     The chance of each token to be right is `acceptance`; prompt and position decide, so that it is

@@ -250,10 +250,11 @@ class Endpoints(Collector):
                 fields = requests.parse_body(body)
                 served = self._models.find(fields.get("model"))
                 service = await stack.enter_async_context(self._models.use(served))
-                prompts = None
+                prompts, prediction = None, requests.parse_prediction(fields)
+                ids = await service.predicted(prediction) if prediction else ()
                 if len(body) >= LONG_BODY:  # others would wait for its tokens
                     prompts = await service.fitted(kind.prompts(fields, service), kind.field)
-                answer = kind(fields, served.name, service, settings, prompts)
+                answer = kind(fields, served.name, service, settings, prompts, ids)
             except ValueError as error:
                 raise requests.as_refusal(error) from error
             return partial(self._answer, answer, stack.pop_all())

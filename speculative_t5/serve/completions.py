@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,10 +39,12 @@ class Completion:
         service: Service,
         settings: Settings,
         prompts: list[Prompt] | None = None,
+        prediction: Sequence[int] = (),
     ) -> None:
         options = requests.parse_options(fields, settings.defaults, draw_seeds=settings.draw_seeds)
         top = requests.number_of_top(fields, chat=self.field == "messages")
-        options = replace(options, logprobs=top)
+        options = replace(options, logprobs=top, prediction=prediction)
+        self._prediction = prediction
         found = prompts or self.prompts(fields, service)
         self.call = service.submit(found, options, self.field)
         self.chunks: list[list[Chunk]] = [[] for _ in range(self.call.left)]
@@ -139,11 +142,22 @@ class Completion:
         numbers = {name: getattr(chunks[-1].stats, name) for name in STATISTICS_SHOWN}
         return {"speculative_t5": {"tokens": tokens, "stats": numbers}}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         read = self.call.prompt_tokens
         emitted = sum(chunks[-1].stats.emitted for chunks in self.chunks)
-        total = read + emitted
-        return {"prompt_tokens": read, "completion_tokens": emitted, "total_tokens": total}
+        usage = {
+            "prompt_tokens": read,
+            "completion_tokens": emitted,
+            "total_tokens": read + emitted,
+        }
+        if not self._prediction:
+            return usage
+        found = [num_in_common(self._prediction, _emitted(chunks)) for chunks in self.chunks]
+        details = {
+            "accepted_prediction_tokens": sum(found),
+            "rejected_prediction_tokens": sum(len(self._prediction) - each for each in found),
+        }
+        return usage | {"completion_tokens_details": details}
 
 
 class Chat(Completion):
@@ -174,6 +188,17 @@ class Chat(Completion):
         """Return the roles of the answers."""
         own = self.part(role="assistant", content="")
         return "".join(self._choice(index, **own) for index in range(len(self.chunks)))
+
+
+def _emitted(chunks: Sequence[Chunk]) -> list[int]:
+    """Return all tokens of an output, and what ended it."""
+    tokens = [token for each in chunks for token in each.tokens]
+    return [*tokens, *(each.end_id for each in chunks[-1:] if each.end_id is not None)]
+
+
+def num_in_common(prediction: Sequence[int], output: Sequence[int]) -> int:
+    """Return how many tokens of a prediction an output has, wherever they stand."""
+    return (Counter(prediction) & Counter(output)).total()
 
 
 ANSWER_OF_PATH = {"/v1/completions": Completion, "/v1/chat/completions": Chat}  # by path

@@ -57,7 +57,8 @@ SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
 }
 OTHER_FIELDS = (
-    "model models prompt messages stream stream_options speculative_t5 user logprobs top_logprobs"
+    "model models prompt messages prediction stream stream_options speculative_t5 user logprobs "
+    "top_logprobs"
 ).split()
 # Options that no field of their own name sets.
 NOT_SET = (
@@ -65,6 +66,7 @@ NOT_SET = (
     "num_return_sequences",
     "logits_processors",
     "logprobs",  # see `number_of_top`
+    "prediction",  # see `parse_prediction`
     *SWITCHED_OFF,
 )
 # Fields with the options that they set. In chats max_completion_tokens overrides max_tokens.
@@ -347,19 +349,36 @@ def _message(name: str, found: object) -> dict[str, str]:
     role, content = found.get("role"), found.get("content")
     if role not in CHAT_ROLES:
         refuse(f"{name}.role", f"one of {', '.join(CHAT_ROLES)}", role)
-    if isinstance(content, list):
-        parts, content = content, ""
-        for part in parts:
-            text = isinstance(part, Mapping) and part.get("type") == "text" and part.get("text")
-            if not isinstance(text, str):
-                refuse(f"{name}.content", EXPECTED_CONTENT, part)
-            content += text
     if content is None and role == "assistant":  # it called tools instead
         content = ""
-    if not isinstance(content, str):
-        refuse(f"{name}.content", EXPECTED_CONTENT, content)
     # The templates of models know the older name.
-    return {"role": "system" if role == "developer" else str(role), "content": content}
+    name = f"{name}.content"
+    return {
+        "role": "system" if role == "developer" else str(role),
+        "content": _content_text(name, content),
+    }
+
+
+def _content_text(name: str, content: object) -> str:
+    """Return the text of a content, which may be in parts; `name` is where it stands."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = []
+    for part in parts:
+        text = isinstance(part, Mapping) and part.get("type") == "text" and part.get("text")
+        if not isinstance(text, str):
+            refuse(name, EXPECTED_CONTENT, part if isinstance(content, list) else content)
+        texts.append(text)
+    return "".join(texts)
+
+
+def parse_prediction(fields: Mapping[str, Any]) -> str:
+    """Return the text that outputs are expected to resemble, as OpenAI has it; "" for none."""
+    found = fields.get("prediction")
+    if found is None:
+        return ""
+    if not isinstance(found, Mapping) or found.get("type") != "content":
+        refuse("prediction", 'an object with type "content" and content', found)
+    return _content_text("prediction.content", found.get("content"))
 
 
 def refuse(name: str, expected: str, found: object, *, param: str | None = None) -> NoReturn:

@@ -23,7 +23,7 @@ from ..errors import first_line
 from ..generation import Chunk, GenerationOptions, SpeculativeDecoder, as_chunk
 from ..options import check_integer
 from ..tokenizers import Detokenizer, Prompt, PromptEncoder, PromptTooLong, check_prompts
-from .requests import Refused
+from .requests import MOST_OUTPUT_TOKENS, Refused
 from .threads import SHARED_THREADS
 
 LOADING_SECONDS, STOPPING_SECONDS = 5, 10  # after which to ask again
@@ -32,6 +32,8 @@ GRACE_SECONDS = 10.0  # for the thread to end after the time for outputs is over
 LAST_ROUND_SECONDS = (
     2.0  # seconds for it if there is no time; Python may abort if it exits in a round
 )
+
+LONGEST_PREDICTION = 16 * MOST_OUTPUT_TOKENS  # characters of a prediction that are read
 
 DECODING_FAILED = "decoding failed in the server: see its log"
 # Why nothing is decoded now; a text that was begun is answered with it, as far as it went.
@@ -214,6 +216,15 @@ class Service:
         fit = partial(fitted, self.decoder.prompts, prompts, field)
         return [*await asyncio.wrap_future(SHARED_THREADS.run(fit))]
 
+    async def predicted(self, text: str) -> tuple[int, ...]:
+        """Return the ids of what outputs are expected to be, made in another thread.
+
+        There are no more than an output may have.
+        """
+        engine, text = self.decoder.engine, text[:LONGEST_PREDICTION]
+        found = await asyncio.wrap_future(SHARED_THREADS.run(partial(engine.predicted, text)))
+        return found[:MOST_OUTPUT_TOKENS]
+
     def compute(self, job: Callable[[SpeculativeDecoder], Answer]) -> Future[Answer]:
         """Let the thread that owns the device compute something short, between two rounds.
 
@@ -325,7 +336,7 @@ class Service:
         for temperature in (0.0, 1.0):
             self.decoder.generate_batch(prompts, max_tokens=4, temperature=temperature)
             self._last_round = time.monotonic()
-        return Batch(self.decoder.model, self.decoder.engine.plan())
+        return Batch(self.decoder.model, self.decoder.engine.plan(expects=True))
 
     def _serve(self, batch: Batch) -> None:
         """Decode until the service is stopped."""
