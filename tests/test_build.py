@@ -138,6 +138,17 @@ def test_source_distribution_has_everything_that_tests_need(source: Path) -> Non
     assert not {name for name in given if name.endswith((".so", ".pyc"))}
 
 
+def test_an_image_is_built_from_what_a_wheel_is() -> None:
+    lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert all((REPOSITORY / name).exists() for name in kept)
+    wanted = {*BUILT_FROM, "speculative_t5", "weights/LICENSE"} - {"weights"}
+    assert wanted | {f"weights/{name}" for name in MODELS} <= kept
+    recipe = (REPOSITORY / "Dockerfile").read_text()
+    assert recipe.rstrip().endswith('speculative-t5", "serve", "--host", "0.0.0.0"]')
+    assert "ARG EXTRAS=serve" in recipe
+
+
 @pytest.mark.linux
 def test_package_is_built_where_openblas_cannot_be_copied(source: Path, tmp_path: Path) -> None:
     (tmp_path / "patchelf").write_text("#!/bin/sh\nexit 1\n")
