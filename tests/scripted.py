@@ -132,9 +132,12 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
                 tokens.append(int(q.argmax()))
                 continue
             drafted = turns[row][round_].drafted
-            if not turns[row][round_].copied:
-                notes.sampled[row, round_, place] = q
-            tokens.append(drafted[place] if place < len(drafted) else 0)
+            token = drafted[place] if place < len(drafted) else 0
+            if turns[row][round_].copied:  # the model drafts something else
+                tokens.append((token + 1) % SIZE)
+                continue
+            notes.sampled[row, round_, place] = q
+            tokens.append(token)
         return mx.array(tokens, dtype=mx.int32)
 
     def verdict(acceptance: Acceptance, draft: Draft, p: mx.array, keys: mx.array) -> Verdict:

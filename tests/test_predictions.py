@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.checkpoints import locate
+from speculative_t5.cli.options import DecoderOptions
 from speculative_t5.decoding import LookupDrafter, Request, RowOptions, decode
 from speculative_t5.decoding.lookup import Lookup
 from speculative_t5.decoding.sampling import Sampler
@@ -159,7 +159,8 @@ def test_usage_says_how_much_of_a_prediction_came() -> None:
 def test_requests_have_predictions_as_openai_does(place: Path) -> None:
     target, draft = str(place / "weights" / "target"), str(place / "weights" / "draft")
     decoder = SpeculativeDecoder.from_pretrained(target, draft, num_draft=3)
-    model = to_serve("tiny", lambda: locate(target), lambda: decoder, batch_size=4, max_queue=9)
+    options = DecoderOptions(model=target)
+    model = to_serve("tiny", target, options, lambda: decoder, batch_size=4, max_queue=9)
     usual = decoder.generate("The old man", max_tokens=12)
     with serving(Models([model])) as server:
         wait_until(lambda: server.client.get("/health").status_code == 200)

@@ -67,6 +67,11 @@ class SentenceModules:
     prompts: Mapping[str, str] | None = None  # by name
 
 
+def encodes_alone(folder: ModelFolder) -> bool:
+    """Whether a folder has an encoder alone, or one of sentence-transformers."""
+    return (folder.path / MODULES_FILE).is_file() or folder.is_encoder
+
+
 def read_sentence_modules(folder: Path) -> tuple[Path, SentenceModules]:
     """Return the folder of the encoder itself, and what is done with its vectors.
 

@@ -242,8 +242,8 @@ def _to_serve(options: DecoderOptions, rows: int, max_queue: int) -> Served:
     """Return a model for the server to load."""
     from ..serve import to_serve
 
-    find = partial(locate, options.model, options.adapter)
-    return to_serve(options.name, find, options.load, batch_size=rows, max_queue=max_queue)
+    own = {"batch_size": rows, "max_queue": max_queue}
+    return to_serve(options.name, options.model, options, options.load, **own)
 
 
 def _size_of_files(options: DecoderOptions) -> int:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal, cast, overload
 
 import mlx.core as mx
 
 from ..checkpoints import POOLINGS, SentenceModules, load, locate, read_sentence_modules
+from ..decoding import LanguageModel
 from ..errors import check_utf8
 from ..models import EncoderDecoder, TextEncoder
 from ..options import check_integer, option_error
-from ..tokenizers import Tokenizer, keep_beginning
+from ..tokenizers import PromptEncoder, Tokenizer, keep_beginning
 from .decoder import SpeculativeDecoder
 
 TOKENS_IN_PASS = 4096  # of a pass, padding included: more would take memory, and no less time
@@ -51,6 +52,10 @@ class Encoder:
         if max_length is not None:
             modules = replace(modules, max_length=check_integer("max_length", max_length, 2))
         self.modules = modules
+        # Makes ids of texts by the rules of prompts, for those who refuse what is too long.
+        self.prompts = PromptEncoder(
+            cast(LanguageModel, model), tokenizer, prefix="", max_source_length=modules.max_length
+        )
 
     @classmethod
     def from_pretrained(
@@ -81,7 +86,10 @@ class Encoder:
         if not isinstance(decoder.model, EncoderDecoder) or decoder.tokenizer is None:
             name = getattr(decoder.model, "name", None) or "the model"
             raise ValueError(f"{name} has no encoder with a tokenizer: choose a T5 or a T5Gemma")
-        return cls(TextEncoder.of(decoder.model), decoder.tokenizer)
+        made = cls(TextEncoder.of(decoder.model), decoder.tokenizer)
+        # What a model is asked to generate from has a prefix; what it embeds has none.
+        made.prompts = replace(decoder.prompts, prefix="", to=None, from_=None, chat=False)
+        return made
 
     def __repr__(self) -> str:
         return f"Encoder(model={self.model.name}, size={self.size})"

@@ -254,6 +254,20 @@ class CompiledModel(nn.Module):
         return session, session.contexts
 
 
+def info_of(config: ModelConfig) -> ModelInfo:
+    """Return what a model of that shape says of itself."""
+    ends = frozenset(config.eos_token_ids)
+    return ModelInfo(
+        vocab_size=config.vocab_size,
+        eos_token_id=config.eos_token_id,
+        eos_token_ids=ends,
+        special_tokens=ends
+        | {config.eos_token_id, config.pad_token_id, config.decoder_start_token_id},
+        is_decoder_only=False,
+        max_source_length=config.n_positions,  # positions are relative: more is no error
+    )
+
+
 class EncoderDecoder(CompiledModel):
     """A model with an encoder of its own; a `LanguageModel` by way of `start`.
 
@@ -265,16 +279,7 @@ class EncoderDecoder(CompiledModel):
         super().__init__()
         device.enter_thread()
         self.config = config
-        ends = frozenset(config.eos_token_ids)
-        self.info = ModelInfo(
-            vocab_size=config.vocab_size,
-            eos_token_id=config.eos_token_id,
-            eos_token_ids=ends,
-            special_tokens=ends
-            | {config.eos_token_id, config.pad_token_id, config.decoder_start_token_id},
-            is_decoder_only=False,
-            max_source_length=config.n_positions,  # positions are relative: more is no error
-        )
+        self.info = info_of(config)
         self.quantization_steps: Steps = ()  # drafts know it by them if it is read dequantized
         self.broadcast: Broadcast = identity  # where processes share the layers, see `t5_parallel`
         self.shared = nn.Embedding(config.vocab_size, config.d_model)

@@ -6,9 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import device
+from ..decoding import ModelInfo
 from .cache import additive
 from .config import T5Config
-from .encoder_decoder import EncoderDecoder
+from .encoder_decoder import EncoderDecoder, info_of
 from .quantization import Steps, quantize
 from .t5 import T5, EncoderStack
 from .t5gemma import EncoderStack as GemmaEncoderStack
@@ -45,6 +46,11 @@ class TextEncoder(nn.Module):
             if name in model and not (name == "shared" and "encoder_shared" in model):
                 made[name] = model[name]
         return made
+
+    @property
+    def info(self) -> ModelInfo:
+        """What it says of itself, as whole models do."""
+        return info_of(self.config)
 
     @property
     def size(self) -> int:

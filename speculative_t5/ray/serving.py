@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints import as_dtype, dtype_name, locate, model_name
+from ..checkpoints import as_dtype, dtype_name, model_name
 from ..errors import first_line
 from ..generation import GenerationOptions, LoadingOptions, SpeculativeDecoder, num_rows
 from ..options import OptionError, described, python_option, settle, takes
@@ -146,7 +146,8 @@ class Replica:
         own = {each.name: getattr(options, each.name) for each in fields(LoadingOptions)}
         served = to_serve(
             options.name or model_name(model),
-            partial(locate, model, options.adapter),
+            model,
+            options,
             partial(SpeculativeDecoder.from_pretrained, model, **own),
             batch_size=options.rows,
             max_queue=options.max_queue,

@@ -229,8 +229,9 @@ def _wanted(fields: Mapping[str, Any]) -> Callable[[EditRule], bool]:
 
 
 def _codes(tokenizer: Any) -> list[str]:
-    translates = bool(tokenizer.languages.prefixes)
-    return tokenizer.corrects or ([] if translates else SENTENCE_LANGUAGES)
+    if tokenizer.corrects is not None:
+        return [*tokenizer.corrects]
+    return [] if tokenizer.languages.prefixes else [*SENTENCE_LANGUAGES]
 
 
 def corrects(fields: dict[str, Any], tokenizer: Any) -> bool:

@@ -9,15 +9,25 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from ..checkpoints import ModelFolder, read_tokenizer
+import mlx.core as mx
+
+from ..checkpoints import (
+    ModelFolder,
+    encodes_alone,
+    locate,
+    read_sentence_modules,
+    read_tokenizer,
+)
 from ..errors import first_line, shown
-from ..generation import SpeculativeDecoder
+from ..generation import Encoder, SpeculativeDecoder
+from ..tokenizers import Languages
 from .requests import Refused, refuse
-from .service import CURRENT_FIGURES, LOADING_SECONDS, Service, State, stopping
+from .service import CURRENT_FIGURES, LOADING_SECONDS, Loaded, Service, State, stopping
 from .threads import SHARED_THREADS
 from .workers import Workers
 
@@ -87,28 +97,64 @@ class Served:
         return self.service is not None and self.service.state == "loading"
 
 
+class ReadingOptions(Protocol):
+    """What the options of a decoder say of an encoder alone, too."""
+
+    @property
+    def adapter(self) -> str | Path | None: ...
+
+    @property
+    def dtype(self) -> mx.Dtype | str | None: ...
+
+    @property
+    def max_source_length(self) -> int | None: ...
+
+    @property
+    def truncate(self) -> bool: ...
+
+
 def to_serve(
     name: str,
-    find: Callable[[], ModelFolder],
+    model: str | Path,
+    options: ReadingOptions,
     load: Callable[[], SpeculativeDecoder],
     *,
     batch_size: int,
     max_queue: int,
 ) -> Served:
-    """Return a model for a server to load; `find` its folder, which may download it, runs once."""
+    """Return a model for a server to load: a decoder by `load`, or an encoder alone.
+
+    Its folder is found once, which may download it.
+    """
     finding = threading.Lock()
 
     @cache
     def found() -> ModelFolder:
         with finding:  # whoever asks first
-            return find()
+            return locate(model, options.adapter)
 
-    def loaded() -> SpeculativeDecoder:
-        found()
-        return load()
+    def loaded() -> Loaded:
+        return load_encoder(model, options) if encodes_alone(found()) else load()
 
     service = partial(Service, loaded, batch_size=batch_size, max_queue=max_queue)
-    return Served(name, service, cache(lambda: read_tokenizer(found())))
+    return Served(name, service, cache(lambda: tokenizer_of(found())))
+
+
+def load_encoder(model: str | Path, options: ReadingOptions) -> Encoder:
+    """Load an encoder alone, for texts that are refused or cut by the rules of prompts."""
+    encoder = Encoder.from_pretrained(model, dtype=options.dtype, adapter=options.adapter)
+    most = options.max_source_length or encoder.prompts.max_source_length
+    encoder.prompts = replace(encoder.prompts, max_source_length=most, truncate=options.truncate)
+    return encoder
+
+
+def tokenizer_of(folder: ModelFolder) -> Any:
+    """Return a model's tokenizer, which says what the model does; an encoder alone, no texts."""
+    if not encodes_alone(folder):
+        return read_tokenizer(folder)
+    tokenizer = read_tokenizer(ModelFolder(read_sentence_modules(folder.path)[0]))
+    tokenizer.corrects, tokenizer.languages = [], Languages()
+    return tokenizer
 
 
 class Models:

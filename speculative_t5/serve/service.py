@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from ..decoding import NOTHING_LEFT, PREFETCH_TOKENS, Batch, Request, Round, RowError
 from ..errors import first_line
-from ..generation import Chunk, GenerationOptions, SpeculativeDecoder, as_chunk
+from ..generation import Chunk, Encoder, GenerationOptions, SpeculativeDecoder, as_chunk
 from ..options import check_integer
 from ..tokenizers import Detokenizer, Prompt, PromptEncoder, PromptTooLong, check_prompts
 from .requests import MOST_OUTPUT_TOKENS, Refused
@@ -50,6 +50,7 @@ State = Literal["loading", "ready", "stopping", "failed", "stopped"]
 Answer = TypeVar("Answer")
 
 
+Loaded = SpeculativeDecoder | Encoder
 RoundResult = Chunk | Refused  # what a round adds to an output, or why none follows
 
 
@@ -123,18 +124,19 @@ class Service:
     rounding: it is what `SpeculativeDecoder.generate_batch` gives for its prompts with the same
     options.
 
-    `load` makes the decoder, in the thread that owns the device. There are `batch_size` rows, of
-    which a steady decoder has one. Calls wait in a queue of `max_queue` outputs, and take turns:
-    each gets a row for one of its outputs, then the next call does.
+    `load` makes the decoder, in the thread that owns the device; or an encoder alone, which decodes
+    nothing, and only computes. There are `batch_size` rows, of which a steady decoder has one.
+    Calls wait in a queue of `max_queue` outputs, and take turns: each gets a row for one of its
+    outputs, then the next call does.
     """
 
     def __init__(
-        self, load: Callable[[], SpeculativeDecoder], *, batch_size: int = 16, max_queue: int = 256
+        self, load: Callable[[], Loaded], *, batch_size: int = 16, max_queue: int = 256
     ) -> None:
         self._load = load
         self._batch_size = check_integer("batch_size", batch_size, 1)
         self.max_queue = check_integer("max_queue", max_queue, 1)
-        self._decoder: SpeculativeDecoder | None = None
+        self._loaded: Loaded | None = None
         self._running_in_thread: Future[None] | None = None
         self._numbers = count()  # of outputs, as indices of their requests
         # Guards all that follows; notified when there is something to do or the state changes.
@@ -144,7 +146,7 @@ class Service:
         self.failure: BaseException | None = None
         self._calls: deque[Call] = deque()  # with outputs that wait, the next one first
         # What is computed between rounds, and where the answers go.
-        self._jobs: deque[tuple[Future[Any], Callable[[SpeculativeDecoder], Any]]] = deque()
+        self._jobs: deque[tuple[Future[Any], Callable[[Any], Any]]] = deque()
         self._running: dict[int, CallOutput] = {}  # by the index of the request
         self._deadline = math.inf  # of all outputs, in the time of time.monotonic
         self._last_round: float | None = None  # in the same time
@@ -164,11 +166,24 @@ class Service:
         return self._running_in_thread is not None and not self._running_in_thread.done()
 
     @property
-    def decoder(self) -> SpeculativeDecoder:
-        """The decoder, once it has been loaded; Refused is raised before."""
-        if self._decoder is None:
+    def loaded(self) -> Loaded:
+        """What has been loaded; Refused is raised before."""
+        if self._loaded is None:
             raise self._unavailable()
-        return self._decoder
+        return self._loaded
+
+    @property
+    def decoder(self) -> SpeculativeDecoder:
+        """The decoder, once it has been loaded; Refused is raised before, and for an encoder."""
+        loaded = self.loaded
+        if isinstance(loaded, Encoder):
+            raise Refused(
+                400,
+                f"{loaded.model.name} is an encoder alone, which generates nothing: choose another "
+                "model, or use /v1/embeddings",
+                param="model",
+            )
+        return loaded
 
     def submit(
         self, prompts: Sequence[Prompt], options: GenerationOptions, field: str = "prompt"
@@ -225,8 +240,10 @@ class Service:
         found = await asyncio.wrap_future(SHARED_THREADS.run(partial(engine.predicted, text)))
         return found[:MOST_OUTPUT_TOKENS]
 
-    def compute(self, job: Callable[[SpeculativeDecoder], Answer]) -> Future[Answer]:
+    def compute(self, job: Callable[[Any], Answer]) -> Future[Answer]:
         """Let the thread that owns the device compute something short, between two rounds.
+
+        The job is given what was loaded.
 
         Raises:
             Refused: If the service is not ready; the future has it if the service ends before.
@@ -306,7 +323,7 @@ class Service:
             self._end("stopped")
         except BaseException as error:
             # A model whose logits are NaN says so in a line; everything else is a fault here.
-            if self._decoder is not None and not isinstance(error, RowError):
+            if self._loaded is not None and not isinstance(error, RowError):
                 log.exception("the decoding thread has ended")
                 error = RuntimeError(first_line(error))
             self.failure = error
@@ -314,8 +331,8 @@ class Service:
         self._forget()
 
     def _load_and_serve(self) -> None:
-        self._decoder = decoder = self._load()
-        if decoder.is_steady:
+        self._loaded = loaded = self._load()
+        if isinstance(loaded, SpeculativeDecoder) and loaded.is_steady:
             self._batch_size = 1
         batch = self._warm_up()
         with self._changed:
@@ -325,12 +342,18 @@ class Service:
 
     def _forget(self) -> None:
         """Let go of the model here, where its functions were compiled: other threads leave them."""
-        self._decoder = None
+        self._loaded = None
         gc.collect()
         mx.clear_cache()
 
-    def _warm_up(self) -> Batch:
-        """Decode a short prompt, greedily and by sampling, and return an empty batch."""
+    def _warm_up(self) -> Batch | None:
+        """Decode a short prompt, greedily and by sampling, and return an empty batch.
+
+        An encoder, which has none, encodes one.
+        """
+        if isinstance(self.loaded, Encoder):
+            self.loaded.vectors([[self.loaded.model.info.eos_token_id]])
+            return None
         info = self.decoder.model.info
         prompts = [[info.vocab_size // 2, info.eos_token_id]]
         for temperature in (0.0, 1.0):
@@ -338,21 +361,26 @@ class Service:
             self._last_round = time.monotonic()
         return Batch(self.decoder.model, self.decoder.engine.plan(expects=True))
 
-    def _serve(self, batch: Batch) -> None:
+    def _serve(self, batch: Batch | None) -> None:
         """Decode until the service is stopped."""
         while self._wait():
             try:
                 self._compute()
-                joining = self._join()
-                batch.end([row for row in batch.rows if row.index not in self._running])
-                batch.add(joining)
-                if batch.rows:
-                    began = time.monotonic()
-                    self._emit(batch.round(), began)
+                if batch:
+                    self._decode(batch)
             except Exception:  # the server goes on; the log has it, and callers get errors
                 log.exception("a round has failed")
                 self._end()
                 batch = self._warm_up()
+
+    def _decode(self, batch: Batch) -> None:
+        """Let calls join and leave, and decode a round of those that are there."""
+        joining = self._join()
+        batch.end([row for row in batch.rows if row.index not in self._running])
+        batch.add(joining)
+        if batch.rows:
+            began = time.monotonic()
+            self._emit(batch.round(), began)
 
     def _wait(self) -> bool:
         """Wait for something to decode; return whether there is any, and time for it."""
@@ -368,7 +396,7 @@ class Service:
             found, job = self._jobs.popleft() if self._jobs else (None, None)
         if found and job and found.set_running_or_notify_cancel():
             try:
-                found.set_result(job(self.decoder))
+                found.set_result(job(self.loaded))
             except Exception as error:  # it is the caller's, and ends nothing else
                 found.set_exception(error)
 

@@ -11,7 +11,6 @@ import contextlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from starlette.responses import JSONResponse, Response
 from ..generation import (
     MONOT5,
     Encoder,
-    SpeculativeDecoder,
     ranking_prompts,
     ranking_words,
     word_probabilities,
@@ -30,7 +28,7 @@ from .bodies import BodyReader
 from .models import Models
 from .requests import Refused, as_refusal, boolean, parse_body, refuse
 from .server import unless_gone
-from .service import Service, fitted
+from .service import Loaded, Service, fitted
 from .threads import SHARED_THREADS
 
 MOST_TEXTS = 2048  # of a request, as OpenAI has it
@@ -59,7 +57,7 @@ class VectorEndpoints:
         self._models, self._bodies = models, bodies
 
     async def embed(self, request: Request) -> Response:
-        """Answer with the embedding of each text: the mean over its tokens, of length 1."""
+        """Answer with the embedding of each text, as `Encoder.vectors` makes it."""
         async with self._asked(request, EMBEDDING_FIELDS) as (fields, name, service):
             if "dimensions" in fields:
                 expected = "left out, as vectors are as long as the model has them"
@@ -68,7 +66,7 @@ class VectorEndpoints:
             if form not in ("float", "base64"):
                 refuse("encoding_format", "float or base64", form)
             asked = fields.get("input")
-            rows = await _in_thread(lambda: rows_of(service.decoder, asked))
+            rows = await _in_thread(lambda: rows_of(encoder_of(service.loaded), asked))
             vectors = await unless_gone(request.receive, embedded(service, rows))
             data = await _in_thread(lambda: listing(vectors, form))
             count = sum(map(len, rows))
@@ -129,9 +127,13 @@ class VectorEndpoints:
             raise as_refusal(error) from error
 
 
-def rows_of(decoder: SpeculativeDecoder, asked: object) -> list[list[int]]:
+def encoder_of(loaded: Loaded) -> Encoder:
+    """Return the encoder that a model is or has."""
+    return loaded if isinstance(loaded, Encoder) else Encoder.of(loaded)
+
+
+def rows_of(encoder: Encoder, asked: object) -> list[list[int]]:
     """Return the ids of what is to be embedded: a text, ids, or a list of either."""
-    Encoder.of(decoder)  # refused here, if there is none
     several: list[Any] = asked if isinstance(asked, list) else [asked]
     if isinstance(asked, list) and asked and all(type(each) is int for each in asked):
         several = [asked]
@@ -141,16 +143,16 @@ def rows_of(decoder: SpeculativeDecoder, asked: object) -> list[list[int]]:
         is_list = isinstance(each, list) and all(type(i) is int for i in each)
         if not isinstance(each, str) and not is_list:
             refuse("input", "a text, a list of texts, or lists of ids", each)
-    # What a model is asked to generate from has a prefix; what it embeds has none.
-    plain = replace(decoder.prompts, prefix="", to=None, from_=None, chat=False)
-    return fitted(plain, several, "input")
+    if encoder.modules.lower_case:
+        several = [each.lower() if isinstance(each, str) else each for each in several]
+    return fitted(encoder.prompts, several, "input")
 
 
 async def embedded(service: Service, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
     """Return the vector (D,) float32 of each row, computed in parts."""
 
     def part_of(some: list[Sequence[int]]) -> Any:
-        return lambda decoder: [np.array(each) for each in Encoder.of(decoder).vectors(some)]
+        return lambda loaded: [np.array(each) for each in encoder_of(loaded).vectors(some)]
 
     return await _in_parts(service, rows, part_of)
 
