@@ -6,17 +6,23 @@ import random
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
+from speculative_t5.cli.options import DecoderOptions
+from speculative_t5.cli.serve import _to_serve
 from speculative_t5.decoding import Logprob, Stats
 from speculative_t5.generation import Generation, GenerationOptions
 from speculative_t5.serve import Models, Service
 from speculative_t5.serve import Served as Model
 from speculative_t5.serve.sentences import KeptOutputs, SentenceCache, key_of_sentence, size_of
 
+import language_tool_python
 import pytest
+from libretranslatepy import LibreTranslateAPI  # type: ignore[import-untyped]
 from serving import Served, serving, wait_until
+from test_languages import make_translator
 from test_serve_texts import LEARNERS
 
 OPTIONS = GenerationOptions(max_tokens=64, logprobs=0)
@@ -143,6 +149,37 @@ def test_an_edited_text_costs_what_has_changed(correcting: Any) -> None:
             assert number == 0 or 0 < emitted - before < first / 5
             before, text = emitted, edited(text, draw)
         assert other.service.figures()["emitted"] > 7 * first
+
+
+def test_clients_get_the_same_whether_outputs_are_kept_or_not(
+    correcting: Any, tmp_path: Path
+) -> None:
+    """Those of LanguageTool and LibreTranslate, twice each."""
+    text = "My sister have never been too paris. Its expensive."
+    found: list[Any] = []
+    for settings in ({}, {"sentence_bytes": 0}):
+        with correcting(**settings) as server:
+            tool = language_tool_python.LanguageTool("en", remote_server=server.url)
+            matches = [tool.check(text), tool.check(text)]
+            found.append(
+                [[(m.offset, m.replacements, m.message) for m in each] for each in matches]
+            )
+            tool.close()
+    assert found[0] == found[1] and found[0][0] == found[0][1] and found[0][0]
+    folder = make_translator(tmp_path)
+    options = DecoderOptions(model=str(folder))
+    answers: list[Any] = []
+    for settings in ({}, {"sentence_bytes": 0}):
+        models = Models([_to_serve(options, 4, 64)])
+        with serving(models, **settings) as server:
+            wait_until(lambda models=models: models.state == "ready")
+            client = LibreTranslateAPI(server.url + "/")
+            asked = [
+                (q, to) for q in ("1, 2, 3. A b c.", "A b c. d e") for to in ("de", "fr", "de")
+            ]
+            answers.append([client.translate(q, "en", to) for q, to in asked])
+    assert answers[0] == answers[1]
+    assert len({*answers[0]}) > 1, "a language is not answered by another's"
 
 
 def test_no_key_holder_is_answered_by_what_another_has_asked(correcting: Any) -> None:
