@@ -93,6 +93,37 @@ def test_logits_and_outputs_match_transformers(name: str, tmp_path: Path) -> Non
         assert [*output.tokens, *[0] * ended] == theirs
 
 
+def test_ids_that_a_checkpoint_forbids_are_forbidden(tmp_path: Path) -> None:
+    """Everywhere, and at the beginning, as transformers has it; no first token is forced."""
+    import torch
+
+    reference = write_kind(tmp_path, "gpt2")
+    prompts = [[5, 6, 7], [9, 30, 2, 4], [8, 8]]
+
+    def outputs() -> tuple[list[list[int]], list[list[int]]]:
+        decoder = SpeculativeDecoder.from_pretrained(tmp_path, "lookup", num_draft=3)
+        done = decoder.generate_batch(prompts, max_tokens=MOST)
+        model = type(reference).from_pretrained(tmp_path)
+        found = [
+            model.generate(torch.tensor([prompt]), max_new_tokens=MOST, pad_token_id=0)[0]
+            for prompt in prompts
+        ]
+        theirs = [each[len(prompt) :].tolist() for each, prompt in zip(found, prompts, strict=True)]
+        return [[*d.tokens, *[0] * (d.finish_reason == "eos")] for d in done], theirs
+
+    plain, theirs = outputs()
+    assert plain == theirs
+    settings = {
+        "suppress_tokens": [plain[0][1]],
+        "begin_suppress_tokens": [plain[1][0]],
+        "forced_bos_token_id": 3,
+        "eos_token_id": 0,
+    }
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    ours, theirs = outputs()
+    assert ours == theirs != plain
+
+
 def test_weights_of_torch_are_read(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
@@ -102,7 +133,13 @@ def test_weights_of_torch_are_read(tmp_path: Path) -> None:
         write_kind(folder, kind)
         before = load(folder)[0](mx.array(TOKENS))  # type: ignore[call-arg]
         weights = folder / "model.safetensors"
-        torch.save(load_file(weights), folder / "pytorch_model.bin")
+        stored = load_file(weights)
+        if kind == "gpt2":  # as older versions of transformers have saved them
+            mask = torch.tril(torch.ones(64, 64)).view(1, 1, 64, 64)
+            for layer, mask_type in enumerate((torch.bool, torch.uint8)):
+                stored[f"transformer.h.{layer}.attn.bias"] = mask.to(mask_type)
+                stored[f"transformer.h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+        torch.save(stored, folder / "pytorch_model.bin")
         weights.unlink()
         assert mx.array_equal(load(folder)[0](mx.array(TOKENS)), before)  # type: ignore[call-arg]
 

@@ -193,10 +193,21 @@ def test_other_contents_are_refused(path: Path, old: bool) -> None:
         ({3: torch.ones(1)}, "it has an entry under a int, expected a name"),
         ([torch.ones(1)], "it holds a list, expected tensors by name"),
         ({"a": torch.ones(2, dtype=torch.int8)}, "it holds a 'CharStorage', expected FloatSto"),
+        ({"a": torch.ones(2, dtype=torch.uint8)}, "'a' is a 'ByteStorage', expected FloatSto"),
+        ({"a": torch.ones(1, 1, 2, 3) > 0}, "'a' is a 'BoolStorage', expected FloatStorage"),
+        ({"a": torch.tensor(True)}, "'a' is a 'BoolStorage', expected FloatStorage"),
         ({"a": torch.eye(2).to_sparse()}, "it asks for torch._utils._rebuild_sparse_tensor"),
     ):
         with refused(message):
             read_bin(save(held, path, old))
+
+
+def test_masks_of_positions_are_left_out(path: Path, old: bool) -> None:
+    masks = {
+        f"h.{kind}.attn.bias": torch.tril(torch.ones(8, 8)).to(kind).view(1, 1, 8, 8)
+        for kind in (torch.bool, torch.uint8)
+    }
+    assert [*read_bin(save({"a": torch.ones(3), **masks}, path, old))] == ["a"]
 
 
 def test_truncated_files_are_refused(path: Path, old: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -104,6 +105,9 @@ class DecoderOnlyFamily:
                 vocabulary=tokenizer.vocabulary,
                 max_context=max_context,
             )
+        # transformers forces a token only where a prompt is one: that is none of the output's.
+        constraints = replace(folder.constraints_below(size), forced_tokens=())
+        model.info = replace(model.info, constraints=constraints)
         return model, tokenizer
 
 

@@ -260,7 +260,10 @@ class ModelFolder:
     @property
     def constraints(self) -> Constraints:
         """What the checkpoint asks of all outputs; other options are for those who ask for them."""
-        size = self.new_vocab_size or self.model_config().vocab_size
+        return self.constraints_below(self.new_vocab_size or self.model_config().vocab_size)
+
+    def constraints_below(self, size: int) -> Constraints:
+        """Return the same by ids below the size of a vocabulary."""
         file = GENERATION_CONFIG if self.generation_config else "config.json"
         forced, never, not_first = (
             tuple(each for each in self._ids(name, file) if each < size)

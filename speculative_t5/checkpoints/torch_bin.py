@@ -37,6 +37,8 @@ STORAGE_TYPES = {
     "HalfStorage": mx.float16,
     "BFloat16Storage": mx.bfloat16,
 }
+# Buffers of older models that say which positions a token sees; they are no weights.
+MASK_TYPES = {"BoolStorage": mx.bool_, "ByteStorage": mx.uint8}
 # A tensor takes 30 opcodes and 150 bytes: these are enough for 30,000 of them in one file.
 MAX_OPCODES = 10**6
 MAX_PICKLE = 16 << 20
@@ -55,7 +57,10 @@ class Unsupported(Exception):
 
 
 def read_bin(path: Path) -> dict[str, StoredTensor]:
-    """Open the tensors of a .bin file, by name; refuse anything but plain tensors of floats."""
+    """Open the tensors of a .bin file, by name; refuse anything but plain tensors of floats.
+
+    Masks of positions, which GPT-2s were saved with, are left out.
+    """
     try:
         return _read_archive(path) if zipfile.is_zipfile(path) else _read_old(path)
     except Unsupported as error:
@@ -144,8 +149,20 @@ def _describe(path: Path, storages: Mapping[str, Storage], held: Any) -> dict[st
             raise ValueError(
                 f"{printable(name)} of shape {value.shape} lies outside of {numel} numbers"
             )
-        tensors[name] = StoredTensor(value.shape, value.storage.dtype, partial(value.read, path))
+        if value.storage.dtype in MASK_TYPES.values():
+            _check_mask(name, value)
+        else:
+            read = partial(value.read, path)
+            tensors[name] = StoredTensor(value.shape, value.storage.dtype, read)
     return tensors
+
+
+def _check_mask(name: str, value: Tensor) -> None:
+    """Refuse a tensor of bool or uint8 that is no mask (1, 1, L, L), such as packed weights."""
+    *before, last = value.shape or (0,)
+    if before != [1, 1, last]:
+        kind = next(kind for kind in MASK_TYPES if MASK_TYPES[kind] == value.storage.dtype)
+        raise Unsupported(f"'{printable(name)}' is a '{kind}', expected {', '.join(STORAGE_TYPES)}")
 
 
 @dataclass(eq=False)
@@ -372,6 +389,7 @@ def _find_global(module: Any, name: Any) -> Any:
         return KNOWN_CALLS[wanted]
     if module != "torch" or not name.endswith("Storage"):
         raise Unsupported(f"it asks for {printable(wanted)}, which is no part of plain weights")
-    if name not in STORAGE_TYPES:
+    known = STORAGE_TYPES | MASK_TYPES
+    if name not in known:
         raise Unsupported(f"it holds a '{printable(name)}', expected {', '.join(STORAGE_TYPES)}")
-    return STORAGE_TYPES[name]
+    return known[name]
