@@ -371,7 +371,7 @@ def test_word_keeps_its_runs_and_styles(call: Call, here: Path, word: Path) -> N
     before, after = Word(str(word)), Word(str(here / "out.docx"))
     assert [p.style.name for p in after.paragraphs] == [p.style.name for p in before.paragraphs]
     runs = after.paragraphs[1].runs
-    assert [run.text for run in runs] == ["She ", "has ", "an apple.", "", "He goes home."]
+    assert [run.text for run in runs] == ["She ", "has", " an apple.", "", "He goes home."]
     assert [run.bold for run in runs] == [None, True, None, None, None] and runs[4].italic
     assert runs[3]._r.xpath(".//pic:pic")
     assert [cell.text for cell in after.tables[0].rows[0].cells] == [RIGHT, "x\ty"]

@@ -6,7 +6,7 @@ changed. Imports `generation`, `tokenizers`, `decoding`, `options` and `errors`.
 """
 
 from .comparison import changes, edits, lines
-from .formats import DOCUMENT_FORMATS, DOCUMENT_SUFFIXES, PlainFile, WebPage, format_of, read_file
+from .formats import DOCUMENT_FORMATS, DOCUMENT_SUFFIXES, PlainFile, format_of, read_file
 from .layout import arranged
 from .rewriting import (
     Document,
@@ -18,5 +18,8 @@ from .rewriting import (
     rewrite,
 )
 from .splitting import SENTENCE_LANGUAGES, Breaks
+from .subtitles import Subtitles
 from .text_decoder import TextDecoder
 from .translation import identifier
+from .web import WebPage
+from .word import WordFile

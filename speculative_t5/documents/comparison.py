@@ -43,7 +43,7 @@ Stretches = tuple[str, str]  # of a line: a stretch of the text before and of th
 
 def changes(before: str, after: str) -> Iterator[Stretches]:
     """Yield the stretches of two lines in order; equal ones are equal, others are the changes."""
-    a, b = _words_and_signs(before), _words_and_signs(after)
+    a, b = words_and_signs(before), words_and_signs(after)
     for _, i1, i2, j1, j2 in opcodes(a, b):
         yield "".join(a[i1:i2]), "".join(b[j1:j2])
 
@@ -56,7 +56,7 @@ def edits(before: str, after: str) -> list[tuple[int, int, str]]:
     """
     if before == after:
         return []
-    a, b = _words_and_signs(before), _words_and_signs(after)
+    a, b = words_and_signs(before), words_and_signs(after)
     found: list[Edit] = []
     for tag, i1, i2, j1, j2 in opcodes(a, b):
         if tag == "equal":
@@ -86,7 +86,7 @@ def _with_a_word(words: list[str], last: int, edit: Edit) -> Edit:
     return edit
 
 
-def _words_and_signs(text: str) -> list[str]:
+def words_and_signs(text: str) -> list[str]:
     """Split a text into words, spaces and signs; marks and joined emoji stay with their base."""
     words: list[list[str]] = []  # each in parts
     for word in _WORD_OR_SIGN.findall(text):

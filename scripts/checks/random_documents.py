@@ -1,0 +1,308 @@
+"""Change random documents at random, and see whether anything else changes.
+
+    python scripts/checks/random_documents.py                   # 100,000 of each format
+    python scripts/checks/random_documents.py html --count 1000 --seed 7
+
+Each document is made of the constructs that its format has, and each of its words is another one.
+Words are replaced, left out and put in. Then the file has the new text and nothing else is new:
+tags, programs and pictures are the same in the same order, and every word that stayed has its marks
+and its spelling. Where words were only replaced, replacing them back gives the bytes of the file.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated
+from xml.etree import ElementTree
+
+from speculative_t5.documents import read_file
+from speculative_t5.documents.marks import is_other
+
+import typer
+from docx import Document as NewWord
+from docx.oxml import parse_xml
+
+MARKS = ("b", "i", "em", "strong", "u", "sub", "a href='x'", 'span class="c"')
+BLOCKS = ("p", "h1", "li", "td", "div", "blockquote", "title")
+NOTHING = (  # in a sentence, and no part of it
+    "<img src=x alt='a > b'>",
+    "<!-- a <b> -->",
+    "<math><mi>x</mi></math>",
+    "<svg><text>a</text></svg>",
+    "<wbr>",
+    "{% if x %}",
+    "{# a note #}",
+    '<input value="a">',
+)
+BETWEEN = (  # between two of them
+    "<script>var a = '<p>b</p>';</script>",
+    "<style>p { a: b }</style>",
+    "<pre>a  b</pre>",
+    "<?php echo '<p>b</p>'; ?>",
+    "<![CDATA[ a ]]>",
+    "<!DOCTYPE html>",
+    "<textarea>a</textarea>",
+    '<p translate="no">a b</p>',
+    "<div class='x notranslate'><p>a</p></div>",
+    "<br>",
+    "\n",
+)
+FIXED = ("<code>{}</code>", "<kbd>{}</kbd>", "<i translate=no>{}</i>", "{{{{ {} }}}}")
+SIGNS = (", ", " ", " ", " ", "&nbsp;", "  ", "\n\t", " - ", "; ")
+
+
+@dataclass
+class Words:
+    """Words, each another one."""
+
+    draw: random.Random
+    count: int = 0
+
+    def new(self) -> str:
+        self.count += 1
+        stem = "".join(self.draw.choices("abcdefgäßéж", k=self.draw.randint(1, 5)))
+        return f"{stem}{self.count}x"
+
+
+def html(words: Words) -> bytes:
+    """Return a page."""
+    draw, parts = words.draw, []
+    for _ in range(draw.randint(1, 4)):
+        if draw.random() < 0.4:
+            parts.append(draw.choice(BETWEEN))
+        block = draw.choice(BLOCKS)
+        end = "" if block in ("p", "li", "td") and draw.random() < 0.3 else f"</{block}>"
+        space = draw.choice(["", " ", "\n  "])
+        parts.append(f"<{block}>{space}{''.join(_sentence(words, 3))}{space}{end}")
+    return "".join(parts).encode()
+
+
+def _sentence(words: Words, depth: int) -> Iterator[str]:
+    draw = words.draw
+    for _ in range(draw.randint(1, 5)):
+        kind = draw.random()
+        if kind < 0.25 and depth:
+            mark = draw.choice(MARKS)
+            inner = "".join(_sentence(words, depth - 1))
+            yield f"<{mark}>{inner}</{mark.split()[0]}>"
+        elif kind < 0.33:
+            yield draw.choice(NOTHING)
+        elif kind < 0.4:
+            yield draw.choice(FIXED).format(words.new())
+        elif kind < 0.45:
+            yield f"<button>{words.new()}</button>"
+        else:
+            yield words.new() + draw.choice(
+                ["", "", "&amp;", "&eacute;", "&#233;", "’s", "e\u0301"]
+            )
+        if draw.random() < 0.9:
+            yield draw.choice(SIGNS)
+    yield draw.choice([".", "!", "", "?"])
+
+
+NAMESPACES = (
+    'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main" '
+    'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+)
+LOOKS = ("", "<w:b/>", "<w:i/>", "<w:b/><w:i/>", '<w:vertAlign w:val="superscript"/>')
+BETWEEN_RUNS = (
+    '<w:bookmarkStart w:id="1" w:name="a"/>',
+    '<w:bookmarkEnd w:id="1"/>',
+    '<w:commentRangeStart w:id="0"/>',
+    "<m:oMath><m:r><m:t>x</m:t></m:r></m:oMath>",
+    "<w:r><w:drawing/></w:r>",
+    '<w:r><w:footnoteReference w:id="2"/></w:r>',
+    "<w:r><w:softHyphen/></w:r>",
+    "<w:r><w:tab/></w:r>",
+    "<w:r><w:br/></w:r>",
+    '<w:proofErr w:type="gramStart"/>',
+    "<w:r/>",
+)
+
+
+def docx(words: Words) -> bytes:
+    """Return a document of Word."""
+    document, draw = NewWord(), words.draw
+    body = document.element.body
+    for _ in range(draw.randint(1, 3)):
+        inner = "".join(_runs(words))
+        body.insert(len(body) - 1, parse_xml(f"<w:p {NAMESPACES}>{inner}</w:p>"))
+    file = io.BytesIO()
+    document.save(file)
+    return file.getvalue()
+
+
+def _runs(words: Words) -> Iterator[str]:
+    draw = words.draw
+    for _ in range(draw.randint(1, 6)):
+        run = _run(words)
+        kind = draw.random()
+        if kind < 0.2:
+            yield f'<w:hyperlink w:anchor="x">{run}</w:hyperlink>'
+        elif kind < 0.3:
+            yield f'<w:fldSimple w:instr="DATE">{run}</w:fldSimple>'
+        elif kind < 0.4:
+            marks = (
+                f'<w:r><w:fldChar w:fldCharType="{name}"/></w:r>'
+                for name in ("begin", "separate", "end")
+            )
+            begin, middle, end = marks
+            yield f"{begin}<w:r><w:instrText>PAGE</w:instrText></w:r>{middle}{run}{end}"
+        elif kind < 0.5:
+            yield f'<w:ins w:id="1" w:author="a">{run}</w:ins>'
+        else:
+            yield run
+        if draw.random() < 0.4:
+            yield draw.choice(BETWEEN_RUNS)
+
+
+def _run(words: Words) -> str:
+    draw = words.draw
+    looks = draw.choice(LOOKS)
+    text = "".join(
+        words.new() + draw.choice([" ", " ", "", ", ", "  ", ". "])
+        for _ in range(draw.randint(1, 3))
+    )
+    own = f"<w:rPr>{looks}</w:rPr>" if looks else ""
+    hyphen = "<w:noBreakHyphen/>" if draw.random() < 0.1 else ""
+    return f'<w:r>{own}<w:t xml:space="preserve">{text}</w:t>{hyphen}</w:r>'
+
+
+# What of a file is to stay: a list of what is no text, and the marks of each word.
+Skeleton = tuple[list[str], dict[str, str]]
+_WORD = re.compile(r"[a-zäßéж]*\d+x")
+_APART = re.compile(r"(?<!\w)[a-zäßéж]*\d+x(?!\w)")  # from its neighbours
+_TOGETHER = re.compile(r"\dx\w*\d+x")  # in which marks begin and end within what is changed
+
+
+def skeleton_of_html(data: bytes) -> Skeleton:
+    """Return all tags and the like, and around each word the tags that are open."""
+    tags = re.compile(
+        r"<!--.*?-->|<\?.*?\?>|<!\[CDATA\[.*?\]\]>|\{%.*?%\}|\{#.*?#\}|"
+        r"<(script|style|pre|textarea|svg|math)\b.*?</\1>|<[^<>]*(?:'[^']*'|\"[^\"]*\")*[^<>]*>",
+        re.DOTALL,
+    )
+    page, found, around, at = data.decode(), list[str](), list[str](), 0
+    marks: dict[str, str] = {}
+
+    def take(text: str) -> None:
+        marks.update({word: " ".join(around) for word in _WORD.findall(text)})
+
+    for tag in tags.finditer(page):
+        take(page[at : tag.start()])
+        found.append(tag[0])
+        at = tag.end()
+        name = re.match(r"</?(\w+)", tag[0])
+        if name and not tag[1] and name[1] in {mark.split()[0] for mark in MARKS}:
+            if tag[0].startswith("</"):
+                around.pop()
+            else:
+                around.append(tag[0])
+    take(page[at:])
+    return found, marks
+
+
+def skeleton_of_docx(data: bytes) -> Skeleton:
+    """Return the elements of all paragraphs, and the number of the element that a word is in."""
+    from zipfile import ZipFile
+
+    body = ElementTree.fromstring(ZipFile(io.BytesIO(data)).read("word/document.xml"))
+    found, marks = [], {}
+    for number, each in enumerate(body.iter()):
+        found.append(
+            f"{each.tag} {sorted(each.attrib.items()) if not each.tag.endswith('}t') else ''}"
+        )
+        marks.update({word: str(number) for word in _WORD.findall(each.text or "")})
+    return found, marks
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A format: what makes a document, and what of one is to stay."""
+
+    make: Callable[[Words], bytes]
+    skeleton: Callable[[bytes], Skeleton]
+    name: str
+
+
+KINDS = {
+    "html": Kind(html, skeleton_of_html, "a.html"),
+    "docx": Kind(docx, skeleton_of_docx, "a.docx"),
+}
+
+
+def edited(text: str, words: Words, *, only_replace: bool) -> str:
+    """Return a text with some of its words replaced, left out, and with others put in."""
+    draw = words.draw
+
+    def change(found: re.Match[str]) -> str:
+        kind = draw.random()
+        if kind < 0.2:
+            return words.new()
+        if only_replace or kind > 0.35:
+            return found[0]
+        return "" if kind < 0.27 else f"{found[0]} {words.new()}"
+
+    return "\n".join(_WORD.sub(change, line) or line for line in text.split("\n"))
+
+
+def faults_of(kind: Kind, seed: int) -> list[str]:
+    """Return what is wrong with one random document after random changes."""
+    words = Words(random.Random(seed))
+    data, faults = kind.make(words), []
+    form = read_file(data, kind.name)
+    if form.rewritten(form.text) != data and kind.name.endswith("html"):
+        faults.append("a text that is the same changes the file")
+    only_replace = seed % 2 == 0
+    wanted = edited(form.text, words, only_replace=only_replace)
+    form = read_file(data, kind.name)
+    made = form.rewritten(wanted)
+    has_refused = any("left out" in said for said in form.not_kept())
+    again = read_file(made, kind.name)
+    # Of a line of which nothing is left but what has to stay, nothing is read.
+    has_all = again.text.count("\n") == wanted.count("\n")
+    if not has_refused and has_all and again.text.split() != wanted.split():
+        faults.append(f"the text is {again.text!r}, not {wanted!r}")
+    before, after = kind.skeleton(data), kind.skeleton(made)
+    if before[0] != after[0]:
+        faults.append("what is no text has changed")
+    if any("estimates" in said for said in form.not_kept()):
+        return faults
+    apart = {*_APART.findall(form.text)} & {*_APART.findall(again.text)}
+    for word in apart & before[1].keys() & after[1].keys():
+        if before[1][word] != after[1][word]:
+            faults.append(f"the marks of {word} have changed")
+    pairs = zip(form.text.split("\n"), wanted.split("\n"), strict=True)
+    if any(is_other(*pair) for pair in pairs):  # their new words are one
+        return faults
+    if only_replace and not has_refused and not _TOGETHER.search(form.text + " " + again.text):
+        back = read_file(made, kind.name).rewritten(read_file(data, kind.name).text)
+        if kind.skeleton(back) != before or (kind.name.endswith("html") and back != data):
+            faults.append("replacing words back does not give the file back")
+    return faults
+
+
+def main(
+    formats: Annotated[list[str] | None, typer.Argument(help="Formats.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Documents of each.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="That of the first.")] = 0,
+) -> None:
+    """Change random documents, and report what else has changed."""
+    wrong = 0
+    for name in formats or [*KINDS]:
+        began = time.perf_counter()
+        for number in range(seed, seed + count):
+            for fault in faults_of(KINDS[name], number):
+                wrong += 1
+                print(f"{name}, seed {number}: {fault}")
+        print(f"{name}: {count:,} documents, {time.perf_counter() - began:.0f} s")
+    raise SystemExit(wrong > 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

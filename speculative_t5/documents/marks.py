@@ -1,0 +1,272 @@
+"""Lines whose characters stand in parts of a file, and changes that leave all others there.
+
+A part is a text between two tags, or in a run of Word. What did not change keeps its part and its
+spelling: marks (bold words, links) stay on their characters, and what is no text (pictures, marks
+of notes) stays between its neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from .alignment import opcodes
+from .comparison import EMOJI_JOINER, words_and_signs
+from .layout import bare, places
+
+
+@dataclass(frozen=True)
+class Character:
+    """A character of a line as it is read, and how the file has it."""
+
+    text: str  # one, or "" for what is not read, such as spaces at an end
+    part: int  # that it is in
+    raw: str  # how it is written there; "" behind the first of several that are one there
+    others: tuple[
+        tuple[int, str], ...
+    ] = ()  # parts with more of the white space that is read as it
+
+
+@dataclass(frozen=True)
+class Part:
+    """What there is to know of a part."""
+
+    depth: int = 0  # marks that are on it
+    is_fixed: bool = False  # whether its characters have to stay
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The parts of a line with another text."""
+
+    parts: list[str]
+    is_estimate: bool = False  # whether which words are in which part is one
+    has_refused: bool = False  # whether something stayed because it has to
+
+
+class MarkedLine:
+    """A line in parts."""
+
+    def __init__(self, characters: Sequence[Character], parts: Sequence[Part]) -> None:
+        self._all, self._parts = characters, parts
+        self._read = [i for i, each in enumerate(characters) if each.text]  # places of those
+        self.text = "".join(each.text for each in characters)
+
+    def changed(self, text: str, spell: Callable[[str], str] = str) -> Changed:
+        """Return the parts for another text; `spell` writes what is new as the file would."""
+        made = _Writer(self._all, self._parts, self._read, spell)
+        for start, end, new in self._edits(text):
+            made.keep_until(start)
+            made.replace(start, end, new)
+        return made.done()
+
+    def _edits(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """Yield the edits that make another text.
+
+        Where most words are others, as in a translation, it is one. Where one would change some of
+        several characters that are one in the file, all edits go as one, with all of those.
+        """
+        found = [*least_edits(self.text, text)]
+        if is_other(self.text, text):
+            found = [trimmed(self.text, text)]
+        if any(self._is_within(start) or self._is_within(end) for start, end, _ in found):
+            (start, *_), (_, end, _) = found[0], found[-1]
+            behind = len(text) - (len(self.text) - end)
+            first, last = start, end
+            while self._is_within(first):
+                first -= 1
+            while self._is_within(last):
+                last += 1
+            found = [(first, last, text[first : behind + last - end])]
+        yield from found
+
+    def _is_within(self, place: int) -> bool:
+        """Whether a place is between characters that are one in the file."""
+        return place < len(self._read) and not self._all[self._read[place]].raw
+
+
+class _Writer:
+    """Writes the parts of a line, from its first character to its last."""
+
+    def __init__(
+        self,
+        characters: Sequence[Character],
+        parts: Sequence[Part],
+        read: Sequence[int],
+        spell: Callable[[str], str],
+    ) -> None:
+        self._all, self._parts, self._read, self._spell = characters, parts, read, spell
+        self._made: list[list[str]] = [[] for _ in parts]
+        self._at = 0  # the next character of all
+        self._is_estimate = self._has_refused = False
+
+    def done(self) -> Changed:
+        """Write what is left, and return the parts."""
+        for each in self._all[self._at :]:
+            self._write(each)
+        parts = ["".join(each) for each in self._made]
+        return Changed(parts, self._is_estimate, self._has_refused)
+
+    def keep_until(self, place: int) -> None:
+        """Write characters as they are, as many as are read before a place; spaces before all."""
+        end = self._read[place - 1] + 1 if place else self._read[0] if self._read else 0
+        for each in self._all[self._at : end]:
+            self._write(each)
+        self._at = max(self._at, end)
+
+    def replace(self, start: int, end: int, new: str) -> None:
+        """Write a text in the place of the characters from one place to another."""
+        if start == end:
+            self._insert(start, new)
+            return
+        first, last = self._read[start], self._read[end - 1] + 1
+        for each in self._all[self._at : first]:
+            self._write(each)
+        replaced = self._all[first:last]
+        parts = [*dict.fromkeys(each.part for each in replaced if each.text)]
+        texts = ["".join(each.text for each in replaced if each.part == part) for part in parts]
+        pieces, is_estimate = divided(texts, new) if len(parts) > 1 else ([new], False)
+        pairs = zip(parts, texts, pieces, strict=True)
+        fixed = {part for part in parts if self._parts[part].is_fixed}
+        if any(part in fixed and old != piece for part, old, piece in pairs):
+            self._has_refused = True
+            self.keep_until(end)
+            return
+        for each in replaced:
+            if not each.text or each.part in fixed:  # what is not read stays
+                self._write(each)
+        for part, piece in zip(parts, pieces, strict=True):
+            if part not in fixed:
+                self._made[part].append(self._spell(piece))
+        self._is_estimate |= is_estimate
+        self._at = last
+
+    def _insert(self, place: int, new: str) -> None:
+        """Write a text before a character, which has no part of its own yet."""
+        left = self._all[self._read[place - 1]] if place else None
+        right = self._all[self._read[place]] if place < len(self._read) else None
+        continues = left is not None and left.text.isalnum() and new[0].isalnum()
+        begins = right is not None and right.text.isalnum() and new[-1].isalnum()
+        first = left.part if left else 0
+        last = right.part if right else len(self._parts) - 1
+        around = [left.part] if continues and left else [right.part] if begins and right else []
+        around = around or [*range(first, last + 1)]
+        free = [part for part in around if not self._parts[part].is_fixed]
+        if not free:
+            self._has_refused = True
+            return
+        chosen = min(free, key=lambda part: self._parts[part].depth)
+        self._made[chosen].append(self._spell(new))
+
+    def _write(self, each: Character) -> None:
+        self._made[each.part].append(each.raw)
+        for part, raw in each.others:
+            self._made[part].append(raw)
+
+
+def least_edits(before: str, after: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the changes that make one text of another, in order, each as short as may be.
+
+    Each is where a stretch of the text before begins and ends, and what replaces it. Words are
+    aligned, and what is between them follows; as many changed words as were there go one by one.
+    """
+    if before == after:
+        return
+    old, new = _placed_words(before), _placed_words(after)
+    at = new_at = 0  # behind the last word of both
+    texts = [before[i:j] for i, j in old], [after[i:j] for i, j in new]
+    for kind, i1, i2, j1, j2 in opcodes(*texts):
+        if kind == "equal" or i2 - i1 == j2 - j1:
+            for (start, end), (new_start, new_end) in zip(old[i1:i2], new[j1:j2], strict=True):
+                yield from _edit(at, before[at:start], after[new_at:new_start])
+                yield from _edit(start, before[start:end], after[new_start:new_end])
+                at, new_at = end, new_end
+            continue
+        end = old[i2 - 1][1] if i1 < i2 else at
+        new_end = new[j2 - 1][1] if j1 < j2 else new_at
+        if i1 == i2 and new[j1][0] == new_at and j2 < len(new):
+            new_end = new[j2][0]  # a word before all others has its space behind it
+        yield from _edit(at, before[at:end], after[new_at:new_end])
+        at, new_at = end, new_end
+    yield from _edit(at, before[at:], after[new_at:])
+
+
+def _placed_words(text: str) -> list[tuple[int, int]]:
+    """Return where words and signs begin and end in a text, spaces left out."""
+    words = words_and_signs(text)
+    ends = accumulate(map(len, words))
+    return [
+        (end - len(word), end) for word, end in zip(words, ends, strict=True) if not word.isspace()
+    ]
+
+
+def _edit(at: int, before: str, after: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the change of one text to another, which begins at a place, if there is any."""
+    if before != after:
+        start, end, new = trimmed(before, after)
+        yield at + start, at + end, new
+
+
+def trimmed(before: str, after: str) -> tuple[int, int, str]:
+    """Return the change of one text to another without what both begin and end with."""
+    start, most = 0, min(len(before), len(after))
+    while start < most and before[start] == after[start]:
+        start += 1
+    while start and _joins(before[start:], after[start:]):
+        start -= 1
+    same, most = 0, most - start
+    while same < most and before[-1 - same] == after[-1 - same]:
+        same += 1
+    while same and _joins(before[len(before) - same :]):
+        same -= 1
+    return start, len(before) - same, after[start : len(after) - same]
+
+
+def is_other(before: str, after: str) -> bool:
+    """Whether most words of a text are not those of the text before."""
+    old, new = ({*map(bare, text.split())} for text in (before, after))
+    return 2 * len(old & new) < len(new)
+
+
+def _joins(*texts: str) -> bool:
+    """Whether a text begins with what belongs to the character before it."""
+    return any(
+        text and (unicodedata.category(text[0])[0] == "M" or EMOJI_JOINER in text[:2])
+        for text in texts
+    )
+
+
+def divided(texts: Sequence[str], line: str) -> tuple[list[str], bool]:
+    """Divide a line like some texts that made one; return whether that is an estimate.
+
+    Spaces stay on the side of a border where they were.
+    """
+    if len(texts) == 1:
+        return [line], False
+    whole = "".join(texts)
+    words, old = re.findall(r"\S+\s*", line), whole.split()
+    words[:1] = [line[: len(line) - len(line.lstrip())] + word for word in words[:1]]
+    new = [word.strip() for word in words]
+    parts: list[list[str]] = [[] for _ in texts]
+    borders = [*accumulate(map(len, texts))]
+    begins = [word.start() for word in re.finditer(r"\S+", whole)]
+    if not begins:
+        return [line, *[""] * (len(texts) - 1)], False
+    for word, place in zip(words, places(new, old), strict=True):
+        parts[bisect_right(borders, begins[place])].append(word)  # the text in which it begins
+    return _with_spaces(texts, ["".join(each) for each in parts]), is_other(whole, line)
+
+
+def _with_spaces(texts: Sequence[str], parts: list[str]) -> list[str]:
+    """Move spaces at borders to the sides where they were."""
+    found = [*parts]
+    for i in range(len(found) - 1):
+        space = found[i][len(found[i].rstrip()) :]
+        if space and not texts[i][-1:].isspace() and texts[i + 1][:1].isspace():
+            found[i] = found[i][: -len(space)]
+            found[i + 1] = space + found[i + 1]
+    return found

@@ -1,0 +1,273 @@
+"""HTML: the words of a page, and the same page with other words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape, unescape
+from itertools import accumulate
+
+from .formats import PlainFile, reads, say_estimated, say_refused
+from .marks import Character, MarkedLine, Part
+from .splitting import Breaks
+
+# What is not text (comments, programs, templates, elements that are not read), and tags. What may
+# have no end is bounded, or ends with the page.
+_TAG = re.compile(
+    r"""
+    <!-- .*? (?:-->|\Z)
+    | <\? .*? (?:\?>|\Z)
+    | <!\[CDATA\[ .*? (?:\]\]>|\Z)
+    | \{% [^\n]{0,1000}? %\}
+    | \{\# [^\n]{0,1000}? \#\}
+    | <(script|style|pre|textarea|svg|math|template|iframe|object|audio|video|canvas)(?=[\s/>])
+      .*? (?:</\1\s*>|\Z)
+    | </?([a-z][\w-]*+) (?:"[^"]*"|'[^']*'|[^<>"'])*+ >
+    | <[!?][^<>]*>
+    """,
+    re.DOTALL | re.IGNORECASE | re.VERBOSE,
+)
+_INLINE = frozenset(  # that are within a sentence
+    "a abbr b bdi bdo button cite code data del dfn em font i img input ins kbd label map mark q s "
+    "samp small span strike strong sub sup time tt u var wbr".split()
+)
+_OPAQUE_INLINE = frozenset(("svg", "math", "canvas", "audio", "video", "iframe", "object"))
+_EMPTY = frozenset("area base br col embed hr img input link meta source track wbr".split())
+_FIXED = frozenset(("code", "kbd", "samp", "var", "tt"))  # whose words are to stay
+_OF_THEIR_OWN = frozenset(("button",))  # within a sentence, and no part of it
+# Elements that the next one of a group ends.
+_ENDED_BY_NEXT = {name: name for name in ("p", "li", "tr", "option")} | {
+    "dt": "d",
+    "dd": "d",
+    "td": "cell",
+    "th": "cell",
+}
+_TRANSLATE = re.compile(r"""\stranslate\s*=\s*["']?(no|yes)\b""", re.IGNORECASE)
+_CLASS = re.compile(r"""\sclass\s*=\s*("[^"]*"|'[^']*'|[^\s>]+)""", re.IGNORECASE)
+_ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]{0,40});?")
+_LONG_NUMBER = re.compile(r"&#([0-9]{9,}+)")  # of a character
+_FILLED_LATER = re.compile(r"\{\{[^{}\n]{0,1000}\}\}")  # that a template puts words in place of
+_NEW_LINE = re.compile(r"\r\n|\r|\n")
+
+
+@dataclass(frozen=True)
+class _Open:
+    """An element that has not ended."""
+
+    name: str
+    is_fixed: bool  # whether its words have to stay
+    is_read: bool  # whether they are read at all
+
+
+class _Elements:
+    """The elements around a place of a page."""
+
+    def __init__(self) -> None:
+        self._open = [_Open("", False, True)]
+        self._names: Counter[str] = Counter()
+        self.depth = 0  # of marks
+
+    @property
+    def part(self) -> Part:
+        """What there is to know of a text here."""
+        return Part(self.depth, self._open[-1].is_fixed)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether words here are read."""
+        return self._open[-1].is_read
+
+    def take(self, name: str, tag: str) -> None:
+        """Take the next tag."""
+        if tag.startswith("</"):
+            if self._names[name]:
+                while self._pop() != name:
+                    pass
+            return
+        group = _ENDED_BY_NEXT.get(name)
+        if group and _ENDED_BY_NEXT.get(self._open[-1].name) == group:
+            self._pop()
+        if name in _EMPTY or tag.endswith("/>"):
+            return
+        last = self._open[-1]
+        stays = says_to_stay(tag)
+        is_fixed = name in _FIXED or last.is_fixed if stays is None else stays
+        # A paragraph that is to stay is not read; words within a sentence are, for the others.
+        is_read = last.is_read if stays is None or name in _INLINE else not stays
+        self._open.append(_Open(name, is_fixed, is_read))
+        self._names[name] += 1
+        self.depth += name in _INLINE
+
+    def _pop(self) -> str:
+        name = self._open.pop().name
+        self._names[name] -= 1
+        self.depth -= name in _INLINE
+        return name
+
+
+def says_to_stay(tag: str) -> bool | None:
+    """Return whether a tag says that its words are to stay, or are not; None if neither."""
+    if "ranslate" not in tag and "RANSLATE" not in tag:
+        return None
+    found = _CLASS.search(tag)
+    if found and "notranslate" in found[1].strip("\"'").casefold().split():
+        return True
+    said = _TRANSLATE.search(tag)
+    return said[1].casefold() == "no" if said else None
+
+
+@reads("html")
+class WebPage(PlainFile):
+    """HTML: all but words stays as it is, bytes of words that do not change included.
+
+    Words are read across tags of bold words and the like, pictures and other things that are no
+    text. Those of code, and where the page says translate="no", stay.
+    """
+
+    breaks: Breaks = "none"
+
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data, name)
+        self._page = self.text
+        self._parts: list[str] = []  # texts and tags in turn
+        self._known: list[Part] = []  # of each
+        self._stretches: list[list[int]] = []  # of texts that are read as one
+        self._read_page()
+        ends = accumulate((len(_NEW_LINE.findall(part)) for part in self._parts), initial=1)
+        self._line_numbers = [*ends]  # the number of the line in which each part begins
+        self._lines = [*self._found()]
+        self._estimated: list[int] = []
+        self._refused: list[int] = []
+        self.text = "\n".join(line.text for _, line in self._lines)
+
+    def _read_page(self) -> None:
+        """Find texts and tags, and which texts are read as one."""
+        elements, at = _Elements(), 0
+        stretch = self._begun()
+        around: list[list[int]] = []  # stretches that go on behind an element within them
+        for tag in _TAG.finditer(self._page):
+            self._add_text(self._page[at : tag.start()], elements, stretch)
+            self._parts.append(tag[0])
+            self._known.append(Part())
+            at = tag.end()
+            name = (tag[2] or tag[1] or "").casefold()
+            if tag[1] or not name:
+                is_within = name in _OPAQUE_INLINE or tag[0].startswith("{")
+                stretch = stretch if is_within or tag[0].startswith("<!--") else self._begun()
+                continue
+            elements.take(name, tag[0])
+            is_end = tag[0].startswith("</")
+            if name in _OF_THEIR_OWN:
+                if not is_end:
+                    around.append(stretch)
+                    stretch = self._begun()
+                elif around:
+                    stretch = around.pop()
+            elif name not in _INLINE:
+                around.clear()
+                stretch = self._begun()
+        self._add_text(self._page[at:], elements, stretch)
+
+    def _begun(self) -> list[int]:
+        self._stretches.append([])
+        return self._stretches[-1]
+
+    def _add_text(self, text: str, elements: _Elements, stretch: list[int]) -> None:
+        """Add a text, and what a template puts words in place of within it as texts that stay."""
+        at, known = 0, elements.part
+        for found in _FILLED_LATER.finditer(text):
+            self._add(text[at : found.start()], known, elements, stretch)
+            self._add(found[0], Part(known.depth, True), elements, stretch)
+            at = found.end()
+        self._add(text[at:], known, elements, stretch)
+
+    def _add(self, text: str, known: Part, elements: _Elements, stretch: list[int]) -> None:
+        if elements.is_read:
+            stretch.append(len(self._parts))
+        self._parts.append(text)
+        self._known.append(known)
+
+    def _found(self) -> Iterator[tuple[list[int], MarkedLine]]:
+        """Yield the texts that are read as one line, and the line."""
+        for stretch in self._stretches:
+            if all(self._known[i].is_fixed or not self._parts[i].strip() for i in stretch):
+                continue
+            characters = [*_characters([self._parts[i] for i in stretch])]
+            line = MarkedLine(characters, [self._known[i] for i in stretch])
+            if line.text:
+                yield stretch, line
+
+    def number(self, line: int) -> int:
+        return self._line_numbers[self._lines[line - 1][0][0]]
+
+    def rewritten(self, text: str) -> bytes:
+        made = [*self._parts]
+        pairs = zip(self._lines, text.split("\n"), strict=False)
+        for number, ((stretch, line), new) in enumerate(pairs, 1):
+            if new == line.text:
+                continue
+            changed = line.changed(new, _spelled)
+            for i, part in zip(stretch, changed.parts, strict=True):
+                made[i] = part
+            if changed.is_estimate:
+                self._estimated.append(self.number(number))
+            if changed.has_refused:
+                self._refused.append(self.number(number))
+        return "".join(made).encode()
+
+    def not_kept(self) -> list[str]:
+        return [
+            *say_estimated("line", self._estimated, "tags within it"),
+            *say_refused("line", self._refused, "code, or of what is not to be translated"),
+        ]
+
+
+def _characters(texts: Sequence[str]) -> Iterator[Character]:
+    """Yield the characters of texts that are read as one line, with single blanks."""
+    blank: list[tuple[int, str]] = []  # white space, by parts
+    has_begun = False
+    for part, text in enumerate(texts):
+        for raw, read in _read_text(text):
+            if read.isspace():
+                if blank and blank[-1][0] == part:
+                    blank[-1] = part, blank[-1][1] + raw
+                else:
+                    blank.append((part, raw))
+                continue
+            if blank and has_begun:
+                (first, spaces), *others = blank
+                yield Character(" ", first, spaces, tuple(others))
+            elif blank:
+                yield from (Character("", *each) for each in blank)
+            blank, has_begun = [], True
+            yield Character(read[0], part, raw)
+            yield from (Character(each, part, "") for each in read[1:])
+    yield from (Character("", *each) for each in blank)
+
+
+def _read_text(text: str) -> Iterator[tuple[str, str]]:
+    """Yield how each character is written, and as what it is read; some stand for two."""
+    at = 0
+    for entity in _ENTITY.finditer(text):
+        yield from ((each, each) for each in text[at : entity.start()])
+        read = _unescaped(entity[0])
+        if read == entity[0]:
+            yield from ((each, each) for each in read)
+        elif read:
+            yield entity[0], read
+        at = entity.end()
+    yield from ((each, each) for each in text[at:])
+
+
+def _unescaped(text: str) -> str:
+    """Return a text with characters for their names and numbers.
+
+    Python makes no integers of some thousand digits, and larger numbers are no character anyway.
+    """
+    return unescape(_LONG_NUMBER.sub(lambda found: f"&#{found[1].lstrip('0')[:9] or 0}", text))
+
+
+def _spelled(text: str) -> str:
+    return escape(text, quote=False)

@@ -1,0 +1,242 @@
+"""What did not change keeps its bytes and its marks: HTML and Word after corrections."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from speculative_t5.documents import Document, RewriteOptions, read_file
+from speculative_t5.documents.marks import Character, MarkedLine, Part, least_edits, trimmed
+
+import pytest
+import random_documents
+from docx import Document as NewWord
+from docx.oxml import parse_xml
+from pieces import Scripted
+
+# Mistakes, and what is right.
+RIGHT = {
+    "He go ": "He goes ",
+    " he go ": " he goes ",
+    "he go.": "he goes.",
+    "a apple": "an apple",
+    "She have": "She has",
+    "name }} have": "name }} has",
+    "be an number": "be a number",
+    " are here": " is here",
+    "you is": "you are",
+    "it are": "it is",
+    "who live": "who lives",
+    ", have a big": ", has a big",
+    "every days": "every day",
+}
+
+
+def corrected(sentence: str) -> str:
+    for wrong, right in RIGHT.items():
+        sentence = sentence.replace(wrong, right)
+    return sentence
+
+
+def rewritten(data: bytes, name: str) -> tuple[bytes, list[str]]:
+    """Return a document that is corrected, and what is said of it."""
+    form = read_file(data, name)
+    decoder: Any = Scripted(corrected, limit=10**6)
+    document = Document(decoder, form.text, RewriteOptions(), form.breaks)
+    return form.rewritten(document.result(document.rewrite()).text), form.not_kept()
+
+
+PAGES = {
+    "links": (
+        '<p>He go to <a href="x">the shop</a>. Then <b>stop</b>, and wait (<i>now</i>). See '
+        '<a href="y">this page</a>!</p>'
+    ),
+    "parts of words": "<p>H<sub>2</sub>O is wet. He go home. E=mc<sup>2</sup> is right.</p>",
+    "half a word": "<p>He go <em>ho</em>me and under<u>line</u>d text are here.</p>",
+    "equations": "<p>Let <math><mi>x</mi></math> be an number. Then <span>x</span> are here.</p>",
+    "names of characters": "<p>R&amp;D&nbsp;&copy;. She have a apple &amp; a pear &mdash; x.</p>",
+    "templates": "<p>{{ user.name }} have {% if x %}a apple{% endif %}. Dear {name}, he go.</p>",
+    "programs": '<?php echo "<p>She have.</p>"; ?>\n<p>She have a apple.</p><![CDATA[ She have ]]>',
+    "pictures": '<p>She have <img src="x.png" alt="She have"> a apple.</p>',
+    "buttons": "<p>Click <button>She have a apple.</button> and he go home.</p>",
+    "code": "<p>She have <code>a apple</code>, and he go home.</p>",
+    "not to be translated": (
+        '<p translate="no">She have.</p><p>She have <i class="x notranslate">a apple</i> now.</p>'
+        '<div translate=no><p>She have.</p><p translate="yes">She have.</p></div>'
+    ),
+    "lines": "<p>\n\tShe have\n\tno verb and\tit are\n\twrong.\n</p>",
+    "paragraphs without ends": "<p translate=no>She have.<p>She have a apple.<li>He go home.",
+}
+STAYS = {  # what is right in them and looks wrong
+    "programs": ('"<p>She have', "[ She have"),
+    "pictures": ('alt="She have',),
+    "code": (">a apple<",),
+    "not to be translated": ('"no">She have', ">a apple<", "<p>She have."),
+    "paragraphs without ends": ("no>She have",),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_change_where_words_do(name: str) -> None:
+    page, marker = PAGES[name], "\N{SNOWMAN}"
+    wanted = page
+    for number, kept in enumerate(STAYS.get(name, ())):
+        wanted = wanted.replace(kept, f"{marker}{number}{marker}")
+    wanted = corrected(wanted.replace("</math> be an", "</math> be a"))
+    wanted = wanted.replace("%}a apple", "%}an apple").replace("it are", "it is")
+    for number, kept in enumerate(STAYS.get(name, ())):
+        wanted = wanted.replace(f"{marker}{number}{marker}", kept)
+    found, said = rewritten(page.encode(), "a.html")
+    assert found.decode() == wanted != page
+    assert bool(said) == (name == "code" or name == "not to be translated"), said
+
+
+def word(*paragraphs: str) -> bytes:
+    document = NewWord()
+    body = document.element.body
+    for each in paragraphs:
+        element = parse_xml(f"<w:p {random_documents.NAMESPACES}>{each}</w:p>")
+        body.insert(len(body) - 1, element)
+    file = io.BytesIO()
+    document.save(file)
+    return file.getvalue()
+
+
+def run(text: str, looks: str = "") -> str:
+    own = f"<w:rPr>{looks}</w:rPr>" if looks else ""
+    return f'<w:r>{own}<w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+NOTE = '<w:r><w:footnoteReference w:id="2"/></w:r>'
+MARK = '<w:r><w:fldChar w:fldCharType="{}"/></w:r>'
+PARAGRAPHS: dict[str, tuple[str, list[str]]] = {
+    "equation": (
+        run("Let ") + "<m:oMath><m:r><m:t>x</m:t></m:r></m:oMath>" + run(" be an number."),
+        ["Let ", " be a number."],
+    ),
+    "bookmark": (
+        run("In ") + '<w:bookmarkStart w:id="1" w:name="a"/>' + run("the book") + run(" he go on."),
+        ["In ", "the book", " he goes on."],
+    ),
+    "half a word": (
+        run("She ha") + run("ve a app", "<w:b/>") + run("le now."),
+        ["She ha", "s an app", "le now."],
+    ),
+    "small numbers": (
+        run("Water is H") + run("2", '<w:vertAlign w:val="subscript"/>') + run("O. He go home."),
+        ["Water is H", "2", "O. He goes home."],
+    ),
+    "note": (
+        run("My brother, who live in Paris") + NOTE + run(", have a big house."),
+        ["My brother, who lives in Paris", ", has a big house."],
+    ),
+    "soft hyphen": (
+        run("He go to the super") + "<w:r><w:softHyphen/></w:r>" + run("market every days."),
+        ["He goes to the super", "market every day."],
+    ),
+    "hyphen": (
+        run("He is a well") + "<w:r><w:noBreakHyphen/></w:r>" + run("known man, and he go home."),
+        ["He is a well", "known man, and he goes home."],
+    ),
+    "picture": (
+        run("She have ") + "<w:r><w:drawing/></w:r>" + run("a apple."),
+        ["She has ", "an apple."],
+    ),
+    "field": (
+        run("See ") + MARK.format("begin") + "<w:r><w:instrText>REF a</w:instrText></w:r>"
+        + MARK.format("separate") + run("a apple") + MARK.format("end") + run(" that he go for."),
+        ["See ", "a apple", " that he goes for."],
+    ),
+    "simple field": (
+        run("On ") + f'<w:fldSimple w:instr="A">{run("a apple")}</w:fldSimple>' + run(" it are."),
+        ["On ", "a apple", " it is."],
+    ),
+    "link as a field": (
+        MARK.format("begin") + "<w:r><w:instrText>HYPERLINK x</w:instrText></w:r>"
+        + MARK.format("separate") + run("She have a apple.") + MARK.format("end"),
+        ["She has an apple."],
+    ),
+    "link": (
+        run("He go to ") + f'<w:hyperlink w:anchor="x">{run("the shop")}</w:hyperlink>' + run("."),
+        ["He goes to ", "the shop", "."],
+    ),
+    "tab": (run("She have") + "<w:r><w:tab/></w:r>" + run("a apple"), ["She have", "a apple"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARAGRAPHS)
+def test_runs_of_word_keep_their_characters(name: str) -> None:
+    paragraph, wanted = PARAGRAPHS[name]
+    before = word(paragraph)
+    found, _ = rewritten(before, "a.docx")
+    texts = NewWord(io.BytesIO(found)).element.xpath("//w:t")
+    assert [each.text for each in texts if each.text] == wanted
+    skeleton = random_documents.skeleton_of_docx
+    assert skeleton(found)[0] == skeleton(before)[0]
+
+
+@pytest.mark.parametrize(("kind", "count"), [("html", 400), ("docx", 25)])
+def test_nothing_else_changes_in_random_documents(kind: str, count: int) -> None:
+    """More of them: scripts/checks/random_documents.py."""
+    for seed in range(count):
+        assert not random_documents.faults_of(random_documents.KINDS[kind], seed), seed
+
+
+def test_edits_are_short_and_make_the_other_text() -> None:
+    for before, after, expected in [
+        ("He go home.", "He goes home.", [(5, 5, "es")]),
+        ("a b c", "a c", [(1, 3, "")]),
+        ("a c", "a b c", [(1, 1, " b")]),
+        ("b c", "a b c", [(0, 0, "a ")]),
+        ("have a apple", "has an apple", [(2, 4, "s"), (6, 6, "n")]),
+        ("x  y", "x y", [(2, 3, "")]),
+        ("a", "a.", [(1, 1, ".")]),
+        ("cafe\u0301", "cafe", [(3, 5, "e")]),
+        ("", "a", [(0, 0, "a")]),
+        ("a", "", [(0, 1, "")]),
+    ]:
+        found = [*least_edits(before, after)]
+        assert found == expected, (before, after)
+        made, at = "", 0
+        for start, end, new in found:
+            made, at = made + before[at:start] + new, end
+        assert made + before[at:] == after
+    assert trimmed("abc", "abxc") == (2, 2, "x")
+
+
+def changed(text: str, new: str, *sizes: int, fixed: Sequence[int] = ()) -> Any:
+    """Change a line whose parts have these sizes; every second one is a mark."""
+    characters, at = [], 0
+    for part, size in enumerate(sizes):
+        characters += [Character(each, part, each) for each in text[at : at + size]]
+        at += size
+    parts = [Part(part % 2, part in fixed) for part in range(len(sizes))]
+    return MarkedLine(characters, parts).changed(new)
+
+
+def test_what_is_put_in_takes_the_marks_of_its_word_or_none() -> None:
+    assert changed("go far", "goes far", 2, 4).parts == ["goes", " far"]
+    assert changed("a stop b", "a stop now b", 2, 4, 2).parts == ["a ", "stop", " now b"]
+    assert changed("a stop b", "a now stop b", 2, 4, 2).parts == ["a now ", "stop", " b"]
+    assert changed("stop b", "stops b", 0, 4, 2).parts == ["", "stops", " b"]
+    assert changed("stop b", "now stop b", 0, 4, 2).parts == ["now ", "stop", " b"]
+    assert changed("a stop", "a stop.", 2, 4, 0).parts == ["a ", "stop", "."]
+    assert changed("a stop b", "a b", 2, 4, 2).parts == ["a", "", " b"]
+
+
+def test_what_has_to_stay_does() -> None:
+    done = changed("use foo here now", "use bar there now", 4, 3, 9, fixed=[1])
+    assert done.parts == ["use ", "foo", " there now"] and done.has_refused
+    done = changed("use foo here", "used foo here now", 4, 3, 5, fixed=[1])
+    assert done.parts == ["used ", "foo", " here now"] and not done.has_refused
+    done = changed("use foo here", "foo", 4, 3, 5, fixed=[1])
+    assert "".join(done.parts) == "foo" and not done.has_refused
+    done = changed("Nimm foo hier bitte", "Please take foo from there", 5, 3, 11, fixed=[1])
+    assert done.parts[1] == "foo" and "".join(done.parts) == "Please take foo from there"
+
+
+def test_a_character_that_is_written_as_one_goes_as_one() -> None:
+    characters = [Character("a", 0, "&x;"), Character("b", 0, ""), Character("c", 0, "c")]
+    line = MarkedLine(characters, [Part()])
+    assert line.changed("abd").parts == ["&x;d"]
+    assert line.changed("axc").parts == ["axc"]
+    assert line.changed("bc").parts == ["bc"]
