@@ -1,13 +1,16 @@
 """Predictions: texts that outputs are expected to resemble, which drafts copy."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.cli.options import DecoderOptions
 from speculative_t5.decoding import LookupDrafter, Request, RowOptions, decode
+from speculative_t5.decoding.drafters import MOST_LAG
 from speculative_t5.decoding.lookup import Lookup
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.generation import GenerationOptions
@@ -21,6 +24,7 @@ from serving import serving, wait_until
 from test_decoder import DRAFTERS, with_drafter
 from test_serve_texts import LEARNERS
 
+GIVEN = "max_tokens", "min_tokens", "temperature", "seed"
 SAMPLERS = [Sampler(), Sampler(1.0), Sampler(0.7, top_k=3), Sampler(2.0, top_p=0.8)]
 
 
@@ -62,7 +66,7 @@ def test_a_prediction_goes_before_the_source_of_a_copy() -> None:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("kind", [*KINDS, "sharing", "gpt2"])
+@pytest.mark.parametrize("kind", [*KINDS, "sharing", "blocks", "gpt2"])
 def test_outputs_are_the_same_with_any_prediction(kind: str, drafter: str) -> None:
     """Rows with predictions of their own, right, nearly so and wrong, join and leave."""
     pair, draw = tiny_pair(kind, vocab_size=9), random.Random(0)
@@ -133,6 +137,43 @@ def test_a_prediction_ends_with_its_row(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(looked_up) == sum(num > 0 for i in (0, 2) for num in found[i].num_draft)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_has_read_nearly_all_that_was_copied(temperature: float) -> None:
+    """Else a round, for all rows, would wait until it has read an output of any length."""
+    target, draft = tiny_pair("t5", vocab_size=9)
+    decoder = SpeculativeDecoder(target, draft, num_draft=3)
+    options = GenerationOptions(max_tokens=120, min_tokens=120, temperature=temperature, seed=2)
+    own, plan = decoder.engine.bind(options), decoder.engine.plan(expects=True)
+    alone = decoder.generate([3, 4, 1], **{each: getattr(options, each) for each in GIVEN}).tokens
+    drafter: Any = plan.drafter
+    known = replace(own, prediction=tuple(alone))
+    lags, found = [], list[int]()
+    for done in decode(target, [Request(0, [3, 4, 1], known)], plan, batch_size=1):
+        found += done.tokens
+        lags.append(drafter._model.lag([[0, *found]]))
+    assert found == alone and len(lags) < 40
+    assert max(lags) <= MOST_LAG + 4
+
+
+def test_rows_beyond_what_a_draft_reads_are_decoded_without_it() -> None:
+    """A draft's context may be shorter than its target's; some rows copy, and some do not."""
+    target, draft = tiny_pair("gpt2", vocab_size=9)
+    draft.info = replace(draft.info, max_context=6)
+    decoder = SpeculativeDecoder(target, draft, num_draft=3)
+    prompts = [[2, 3, 4, 5, 6, 7, 8, 2], [3, 4, 5, 6, 7, 8, 2, 3]]
+    plain = [decoder.generate(each, max_tokens=9, speculative=False).tokens for each in prompts]
+    for known in ([plain[0], []], [[], plain[1]], [plain[0], plain[0]]):
+        requests = [
+            Request(i, prompt, RowOptions(max_tokens=9, prediction=tuple(own)))
+            for i, (prompt, own) in enumerate(zip(prompts, known, strict=True))
+        ]
+        found: list[list[int]] = [[], []]
+        plan = decoder.engine.plan(expects=True)
+        for done in decode(target, requests, plan, batch_size=2):
+            found[done.index] += done.tokens
+        assert found == plain
+
+
 def test_wrong_predictions_are_refused() -> None:
     target, draft = tiny_pair("t5", vocab_size=9)
     decoder = SpeculativeDecoder(target, draft, num_draft=3)
@@ -145,15 +186,17 @@ def test_wrong_predictions_are_refused() -> None:
     with pytest.raises(ValueError) as error:
         GenerationOptions(num_beams=2, prediction="text")
     check_message(str(error.value), "2")
-    with pytest.raises(ValueError) as error:
-        GenerationOptions(prediction=7)  # type: ignore[arg-type]
-    check_message(str(error.value), "7")
+    wrong: list[Any] = [7, [-1], [1.5], ["a"], b"abc"]
+    for each in wrong:
+        with pytest.raises(ValueError) as error:
+            GenerationOptions(prediction=each)
+        check_message(str(error.value), str(each[0]) if isinstance(each, list) else str(each))
 
 
 def test_usage_says_how_much_of_a_prediction_came() -> None:
-    assert num_in_common([5, 6, 6, 7, 1], [6, 5, 8, 1]) == 3
-    assert num_in_common([5, 6], [6, 6, 6]) == 1
-    assert num_in_common([], [6]) == num_in_common([6], []) == 0
+    assert num_in_common(Counter([5, 6, 6, 7, 1]), [6, 5, 8, 1]) == 3
+    assert num_in_common(Counter([5, 6]), [6, 6, 6]) == 1
+    assert num_in_common(Counter(), [6]) == num_in_common(Counter([6]), []) == 0
 
 
 def test_requests_have_predictions_as_openai_does(place: Path) -> None:

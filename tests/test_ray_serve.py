@@ -62,6 +62,8 @@ def test_replicas_are_as_many_as_have_rows_for_all_outputs(models: Any) -> None:
     service = FakeService(now={"queued": 5, "rows": 4})
     replica._models.first.service = service
     assert replica.record_autoscaling_stats() == {"load": 9 / 4}
+    service.now["jobs"] = 8  # of embeddings
+    assert replica.record_autoscaling_stats() == {"load": 9 / 4 + 2}
     loads = [{}, {"a": 0.0}, {"a": 9 / 4}, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 0.1}]
     found = [
         serving.replicas_for_load(SimpleNamespace(aggregated_metrics={"load": each}))
@@ -82,6 +84,8 @@ async def test_a_replica_whose_model_fails_is_not_healthy(tmp_path: Path) -> Non
         replica.check_health()
 
 
+@pytest.mark.skipif(find_spec("grpc") is None, reason="Ray Serve is not installed")
+@pytest.mark.filterwarnings("ignore")  # of what Ray imports
 def test_options_are_checked_at_once_and_go_to_replicas(models: Any) -> None:
     for options, said in [
         ({"temperature": -1.0}, "temperature"),
@@ -90,6 +94,15 @@ def test_options_are_checked_at_once_and_go_to_replicas(models: Any) -> None:
         ({"min_replicas": 3, "max_replicas": 2}, "max_replicas must be at least min_replicas"),
         ({"batch_size": 2, "steady": True}, "steady decodes one prompt at a time"),
         ({"group": object()}, "group splits a model"),
+        ({"api_keys": "secret"}, "api_keys must be a list of texts"),
+        ({"api_keys": [""]}, "api_keys must be a list of texts"),
+        ({"api_keys": [None]}, "api_keys must be a list of texts"),
+        ({"api_keys": ["a b"]}, "api_keys must be a list of texts"),
+        ({"cors_origins": ["foo"]}, "--cors-origin must be"),
+        ({"cors_origins": "*"}, "cors_origins must be a list of sites"),
+        ({"name": 5}, "name must be text, got 5"),
+        ({"autoscaling": {"upscale_delay_s": 1}}, "autoscaling needs max_replicas above"),
+        ({"autoscaling": {"delay": 1}, "max_replicas": 2}, "autoscaling has 'delay'"),
     ]:
         with pytest.raises(ValueError, match=said):
             serving.serve_app(models[0], **options)

@@ -25,8 +25,8 @@ class Starting(FakeService):
         self.held.set()
 
 
-def app_of(service: FakeService) -> Any:
-    return make_app(served_as(MODEL, service), Settings(GenerationOptions()))
+def app_of(service: FakeService, *, waits: bool = False) -> Any:
+    return make_app(served_as(MODEL, service), Settings(GenerationOptions()), waits=waits)
 
 
 async def test_a_lifespan_starts_and_stops_the_models() -> None:
@@ -50,9 +50,13 @@ async def test_a_lifespan_starts_and_stops_the_models() -> None:
     assert service.stopped == [10.0]
 
 
-async def test_a_lifespan_waits_for_the_model() -> None:
+async def test_a_lifespan_waits_for_the_model_if_it_is_to() -> None:
     service = Starting(state="loading")
     app = app_of(service)
+    async with app.router.lifespan_context(app):
+        assert service.starts == 1, "and requests get 503"
+    service = Starting(state="loading")
+    app = app_of(service, waits=True)
     entered = asyncio.Event()
 
     async def enter() -> None:
@@ -70,7 +74,7 @@ async def test_a_lifespan_waits_for_the_model() -> None:
 async def test_a_lifespan_fails_with_the_reason_why_there_is_no_model() -> None:
     service = Starting(state="failed", failure=ValueError("there is no such folder: give another"))
     with pytest.raises(ValueError, match="no such folder"):
-        async with app_of(service).router.lifespan_context(None):
+        async with app_of(service, waits=True).router.lifespan_context(None):
             raise AssertionError("there is no model")
 
 
@@ -106,3 +110,31 @@ async def test_keys_and_sites_are_for_requests_alone(kind: str) -> None:
     scope = {"type": kind, "path": "/", "headers": [], "query_string": b"", "state": {}}
     await app(scope, receive, send)
     assert said[0]["type"] in ("lifespan.startup.complete", "websocket.close")
+
+
+async def test_an_application_may_be_mounted_below_a_path() -> None:
+    """As a proxy says by root_path: guards, errors and public paths see what is below it."""
+    settings = Settings(GenerationOptions(), api_keys=["secret"], local=False)
+    app = make_app(served_as(MODEL, Starting()), settings)
+    transport = httpx.ASGITransport(app, root_path="/t5")
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        for path, status in [
+            ("/t5/health", 200),
+            ("/t5/", 200),
+            ("/t5//v2/languages/", 200),
+            ("/t5/v1/models", 401),
+            ("/t5/nothing", 401),
+        ]:
+            assert (await client.get(path)).status_code == status, path
+        client.headers["Authorization"] = "Bearer secret"
+        assert (await client.get("/t5/v1/models")).status_code == 200
+        message = (await client.get("/t5/nothing")).json()["error"]["message"]
+        assert "/nothing is not a route" in message.replace("'", "")
+        metrics = (await client.get("/t5/metrics")).text
+        assert 'endpoint="/health"' in metrics and 'endpoint="/"' in metrics
+        client.headers.update({"sec-fetch-site": "cross-site", "origin": "https://a.example"})
+        refused = await client.get("/t5/v2/check", params={"text": "a", "language": "en"})
+        assert refused.status_code == 403

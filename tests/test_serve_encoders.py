@@ -1,5 +1,6 @@
 """Encoders alone, served: T5EncoderModel and folders of sentence-transformers."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from speculative_t5 import Encoder
 from speculative_t5.checkpoints import convert
 from speculative_t5.cli.options import DecoderOptions
-from speculative_t5.cli.serve import _to_serve
+from speculative_t5.cli.serve import _size_of_files, _to_serve
 from speculative_t5.serve import Models
 from speculative_t5.serve.languagetool import languages_corrected
 from speculative_t5.tokenizers import Languages
@@ -85,6 +86,38 @@ def test_encoders_do_nothing_else_and_say_so(server: Served) -> None:
     assert listed["whole"]["corrects"]
     checked = server.post("/v2/check", text="The sea was old.", language="en")
     assert checked.status_code == 200, "by the model that generates"
+    assert server.post("/detect", q="The sea was old.").status_code == 200
+
+
+def test_a_prefix_goes_before_texts(folders: dict[str, Path]) -> None:
+    options = DecoderOptions(model=str(folders["alone"]), prefix="query: ")
+    models = Models([_to_serve(options, 4, 9)])
+    with serving(models) as server:
+        wait_until(lambda: models.state == "ready")
+        found = server.post("/v1/embeddings", input="fish").json()["data"][0]["embedding"]
+        assert server.post("/detect", q="fish").status_code == 404
+    expected = np.array(Encoder.from_pretrained(folders["alone"]).embed("query: fish"))[0]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_size_of_an_encoder_is_that_of_its_own_folder(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(folders["sentences"], tmp_path / "whole")
+    inner = tmp_path / "whole" / "0_Transformer"
+    inner.mkdir()
+    for path in (tmp_path / "whole").iterdir():
+        if path.is_file() and path.name != "modules.json":
+            path.rename(inner / path.name)
+    steps = json.loads((tmp_path / "whole" / "modules.json").read_text())
+    steps[0]["path"] = "0_Transformer"
+    (tmp_path / "whole" / "modules.json").write_text(json.dumps(steps))
+    shutil.copy(inner / "config.json", tmp_path / "whole")
+    sizes = [
+        _size_of_files(DecoderOptions(model=str(each)))
+        for each in (tmp_path / "whole", folders["sentences"])
+    ]
+    assert 0.9 * sizes[1] < sizes[0] <= sizes[1]
 
 
 @pytest.mark.parametrize("truncates", [False, True])

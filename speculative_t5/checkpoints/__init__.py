@@ -21,7 +21,13 @@ from .model_folder import (
     new_folder,
 )
 from .registered import Family
-from .sentence_modules import POOLINGS, SentenceModules, encodes_alone, read_sentence_modules
+from .sentence_modules import (
+    POOLINGS,
+    SentenceModules,
+    encoder_folder,
+    encodes_alone,
+    read_sentence_modules,
+)
 from .t5 import open_checkpoint
 from .t5_draft import load_draft, save_draft
 from .tasks import KNOWN_SETTINGS, RENAMED_OPTIONS, read_task, settings_as_options

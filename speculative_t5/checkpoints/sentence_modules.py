@@ -72,6 +72,13 @@ def encodes_alone(folder: ModelFolder) -> bool:
     return (folder.path / MODULES_FILE).is_file() or folder.is_encoder
 
 
+def encoder_folder(folder: ModelFolder) -> ModelFolder:
+    """Return the folder of the encoder itself, where there is one of sentence-transformers."""
+    if not (folder.path / MODULES_FILE).is_file():
+        return folder
+    return ModelFolder(read_sentence_modules(folder.path)[0])
+
+
 def read_sentence_modules(folder: Path) -> tuple[Path, SentenceModules]:
     """Return the folder of the encoder itself, and what is done with its vectors.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from ..checkpoints import loaded_size, locate, model_name
+from ..checkpoints import encoder_folder, loaded_size, locate, model_name
 from ..errors import escaped, first_line, rounded_up
 from ..generation import GenerationOptions, num_rows
 from ..options import check_integer, check_options
@@ -249,7 +249,7 @@ def _to_serve(options: DecoderOptions, rows: int, max_queue: int) -> Served:
 def _size_of_files(options: DecoderOptions) -> int:
     """Return the size of a model and its draft, in bytes; mostly that of their files."""
     names = (name for name in (options.model, options.draft) if name not in (None, "lookup"))
-    return sum(loaded_size(locate(str(name))) for name in names)
+    return sum(loaded_size(encoder_folder(locate(str(name)))) for name in names)
 
 
 def announce_server(settings: Settings, names: Sequence[str], host: str, port: int) -> None:

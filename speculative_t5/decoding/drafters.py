@@ -131,6 +131,7 @@ def one_hot_after(lengths: Sequence[int], probs: mx.array | None, draft: Draft) 
     return replace(draft, probs=mx.where(is_found, draft.dense(size), probs))
 
 
+MOST_LAG = 24  # tokens that a draft model may not have read while a prediction is copied
 DraftSplit = Callable[[int], tuple[int, int]]  # see `Schedule.split`
 
 
@@ -181,7 +182,8 @@ class ExpectingDrafter:
     """A model's draft; in rows whose output goes on as expected, what follows there instead.
 
     A row's draft does not depend on its neighbours: the model drafts for all rows unless it need
-    not for any, and drops what another draft stands for.
+    not for any, and drops what another draft stands for. It reads what is copied now and then, so
+    that no round has to wait until it has read a whole output.
     """
 
     def __init__(self, model: ModelDrafter, lookup: LookupDrafter) -> None:
@@ -200,7 +202,10 @@ class ExpectingDrafter:
         found = self._lookup.find(contexts, num_draft, [()] * len(contexts))
         copied = [bool(each) and own for each, own in zip(found, self._expects, strict=True)]
         if all(copied):
-            self._model.propose(contexts, 0, groups, keys)
+            far = self._model.lag(contexts) > MOST_LAG
+            self._model.propose(contexts, int(far), groups, keys)
+            if far:
+                self._model.forget(range(len(contexts)), contexts)
             return self._lookup.as_draft(found)
         first = self._model.propose(contexts, num_draft, groups, keys)
         if not any(copied):

@@ -183,10 +183,18 @@ class ModelDrafter:
         if self._session is not None:
             self._session.select(rows)
 
+    def lag(self, contexts: Contexts) -> int:
+        """Return how many tokens of a row it has not read, the most of any."""
+        if self._session is None:
+            return max(map(len, contexts))
+        confirmed = self._confirmed(self._session, contexts)
+        return max(len(c) - n for c, n in zip(contexts, confirmed, strict=True))
+
     def forget(self, rows: Sequence[int], contexts: Contexts) -> None:
         """Drop what was just drafted for these rows, in whose place other tokens stand."""
-        assert self._session is not None
-        kept = self._session.lengths
+        if self._session is None:  # nothing was: contexts are as long as it reads
+            return
+        kept = [*self._session.lengths]
         for row in rows:
             kept[row] = min(kept[row], len(contexts[row]))
         self._session.truncate(kept)

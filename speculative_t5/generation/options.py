@@ -178,8 +178,8 @@ class GenerationOptions:
     prediction: str | Sequence[int] = python_option(
         (),
         "A text, or its ids, that the output is expected to resemble, such as the one that a "
-        "prompt asks to change: drafts may copy it. It changes no output, and nothing at all where "
-        "nothing is drafted.",
+        "prompt asks to change: drafts may copy it. It changes what other drafts would: nothing by "
+        "default, tokens at a seed by the rules 'token' and 'block', outputs with a delta.",
     )
     num_return_sequences: int = for_output(
         1,
@@ -254,6 +254,8 @@ class GenerationOptions:
         for name in ("forced_tokens", "prediction"):
             if not isinstance(found := getattr(self, name), str):
                 values[name] = as_items(name, found)
+        for token in values.get("prediction", ()):
+            check_integer("an id of {prediction}", token, 0)
         settle(self, **values)
 
     def _check_stops(self) -> None:
@@ -427,7 +429,7 @@ def as_items(name: str, value: object) -> tuple[Any, ...]:
         return ()
     if isinstance(value, str):
         return (value,)
-    if not isinstance(value, Iterable) or isinstance(value, Mapping):
+    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping):
         expected = EXPECTED_LISTS.get(name, "text or a list of ids")
         raise option_error(name, expected, value)
     return tuple(value)

@@ -12,9 +12,17 @@ from typing import Any
 from ..checkpoints import as_dtype, dtype_name, model_name
 from ..errors import first_line
 from ..generation import GenerationOptions, LoadingOptions, SpeculativeDecoder, num_rows
-from ..options import OptionError, described, python_option, settle, takes
+from ..options import (
+    OptionError,
+    described,
+    option_error,
+    python_option,
+    settle,
+    takes,
+)
 
 OTHER_REQUESTS = 16  # at a time, such as for health and metrics, beside those that are decoded
+JOBS_OF_REPLICA = 4  # requests for vectors or rankings that keep a replica busy
 LOAD = "load"  # the figure that replicas report, see `Replica.record_autoscaling_stats`
 
 
@@ -70,6 +78,14 @@ class ServingOptions(GenerationOptions, LoadingOptions):
                 self.min_replicas,
                 self.max_replicas,
             )
+        if self.name is not None and not (isinstance(self.name, str) and self.name):
+            raise option_error("name", "text", self.name)
+        if self.autoscaling and self.max_replicas == self.min_replicas:
+            raise OptionError(
+                "{autoscaling} needs {max_replicas} above {min_replicas}, which are both {}: give "
+                "both, or leave it out",
+                self.max_replicas,
+            )
         if (dtype := as_dtype(self.dtype)) is not None:
             settle(self, dtype=dtype_name(dtype))  # MLX's types cannot be pickled
 
@@ -101,6 +117,13 @@ def serve_app(model: str | Path, options: ServingOptions) -> Any:
         ValueError: If an option is out of its range, or Ray Serve is not installed.
     """
     serve = ray_serve()
+    check_access(options)
+    unknown = {*(options.autoscaling or {})} - {*serve.config.AutoscalingConfig.model_fields}
+    if unknown:
+        raise OptionError(
+            "{autoscaling} has {!r}, which Ray's AutoscalingConfig has not: leave it out",
+            min(unknown),
+        )
     scaling: dict[str, Any] = {"num_replicas": options.min_replicas}
     if options.max_replicas > options.min_replicas:
         scaling = {
@@ -120,6 +143,14 @@ def serve_app(model: str | Path, options: ServingOptions) -> Any:
         **scaling,
     )
     return deployment.bind(model, options)
+
+
+def check_access(options: ServingOptions) -> None:
+    """Refuse keys and sites that the server would not take."""
+    from ..serve import check_keys, check_origins
+
+    check_keys(options.api_keys)
+    check_origins(options.cors_origins)
 
 
 def ray_serve() -> Any:
@@ -166,7 +197,7 @@ class Replica:
         """Return the application; Ray starts and stops it by its lifespan."""
         from ..serve import make_app
 
-        return make_app(self._models, self._settings)
+        return make_app(self._models, self._settings, waits=True)
 
     def check_health(self) -> None:
         """Have Ray replace this replica once it cannot decode any more."""
@@ -174,10 +205,10 @@ class Replica:
             raise self._models.failure
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return how many replicas the outputs here would fill, those that wait included."""
-        figures = self._models.figures()
-        outputs = figures.get("queued", 0) + figures.get("rows", 0)  # none before a model is there
-        return {LOAD: outputs / self._rows}
+        """Return how many replicas what is asked of this one would fill, what waits included."""
+        figures = self._models.figures()  # none before a model is there
+        outputs = figures.get("queued", 0) + figures.get("rows", 0)
+        return {LOAD: outputs / self._rows + figures.get("jobs", 0) / JOBS_OF_REPLICA}
 
 
 def replicas_for_load(context: Any) -> tuple[float, dict[str, Any]]:

@@ -12,7 +12,7 @@ below them.
 
 from .app import make_app
 from .models import Models, Served, to_serve
-from .server import Server, bind, check_origins, is_loopback, read_keys
+from .server import Server, bind, check_keys, check_origins, is_loopback, read_keys
 from .service import Service
 from .settings import Settings
 from .workers import Workers

@@ -27,7 +27,7 @@ from .completions import ANSWER_OF_PATH, Completion, as_event
 from .models import MODELS_PATH, Models, Served
 from .page import PAGE_HEADERS, PAGE_HTML
 from .requests import Refused
-from .server import check_key, check_site, guarded, tidied, unless_gone
+from .server import check_key, check_site, guarded, path_of, tidied, unless_gone
 from .service import CURRENT_FIGURES, Call
 from .settings import Settings
 from .text_routes import LANGUAGE_ROUTES, TEXT_ROUTES, TextEndpoints
@@ -42,6 +42,7 @@ SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 FIGURE_HELP = {
     "queued": "Outputs that wait for a row.",
     "rows": "Outputs being decoded.",
+    "jobs": "Parts of embeddings and rankings that wait.",
     "rounds": "Passes of the target, each for all rows together.",
     "drafted": "Tokens that were drafted.",
     "accepted": "Drafted tokens that were accepted and emitted.",
@@ -60,10 +61,12 @@ STREAM_HEADERS = [
 ]
 
 
-def make_app(models: Models, settings: Settings) -> Starlette:
+def make_app(models: Models, settings: Settings, *, waits: bool = False) -> Starlette:
     """Return the application for models that are being loaded, or about to be.
 
-    It is plain ASGI: a server other than ours starts and stops the models by its lifespan.
+    It is plain ASGI: a server other than ours starts and stops the models by its lifespan, whose
+    start waits for the first model if it `waits`, and fails if that cannot be loaded. Otherwise
+    requests get status 503 until then.
     """
     endpoints = Endpoints(models, settings)
     origins = settings.cors_origins
@@ -93,21 +96,22 @@ def make_app(models: Models, settings: Settings) -> Starlette:
         routes=endpoints.routes,
         middleware=middleware,
         exception_handlers=handlers,
-        lifespan=partial(started, models),
+        lifespan=partial(started, models, waits),
     )
     app.router.redirect_slashes = False  # they are tidied
     return app
 
 
 @contextlib.asynccontextmanager
-async def started(models: Models, _: Starlette) -> AsyncIterator[None]:
+async def started(models: Models, waits: bool, _: Starlette) -> AsyncIterator[None]:
     """Start the models for a server that asks for it, and stop them with it: any but `Server`.
 
-    Such a server sends requests once this has yielded, so the first model has been loaded then.
+    uvicorn heeds no signal until this has yielded, and listens then.
     """
     models.start()
     try:
-        await models.loaded()
+        if waits:
+            await models.loaded()
         yield
     finally:
         await models.stop(STOPPED_WITHIN)
@@ -132,7 +136,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_GONE)
     if isinstance(error, HTTPException):
-        path, allowed = shown(request.url.path), (error.headers or {}).get("Allow")
+        path, allowed = shown(path_of(request.scope)), (error.headers or {}).get("Allow")
         method = request.method if len(request.method) < 10 else shown(request.method)
         message = f"{path} does not take {method}: use {allowed}"
         if not allowed:
@@ -349,7 +353,7 @@ def counted(app: ASGIApp, registry: prometheus.CollectorRegistry) -> ASGIApp:
             await app(scope, receive, watched)
         finally:
             # A path below an endpoint counts with it; others are one, or clients could name many.
-            path = scope["path"]
+            path = path_of(scope)
             known = MODELS_PATH if path.startswith(f"{MODELS_PATH}/") else path
             answered.labels(known if known in KNOWN_PATHS else "other", str(status)).inc()
 

@@ -44,7 +44,7 @@ class Completion:
         options = requests.parse_options(fields, settings.defaults, draw_seeds=settings.draw_seeds)
         top = requests.number_of_top(fields, chat=self.field == "messages")
         options = replace(options, logprobs=top, prediction=prediction)
-        self._prediction = prediction
+        self._prediction = Counter(prediction)
         found = prompts or self.prompts(fields, service)
         self.call = service.submit(found, options, self.field)
         self.chunks: list[list[Chunk]] = [[] for _ in range(self.call.left)]
@@ -153,9 +153,10 @@ class Completion:
         if not self._prediction:
             return usage
         found = [num_in_common(self._prediction, _emitted(chunks)) for chunks in self.chunks]
+        total = self._prediction.total()
         details = {
             "accepted_prediction_tokens": sum(found),
-            "rejected_prediction_tokens": sum(len(self._prediction) - each for each in found),
+            "rejected_prediction_tokens": sum(total - each for each in found),
         }
         return usage | {"completion_tokens_details": details}
 
@@ -196,9 +197,9 @@ def _emitted(chunks: Sequence[Chunk]) -> list[int]:
     return [*tokens, *(each.end_id for each in chunks[-1:] if each.end_id is not None)]
 
 
-def num_in_common(prediction: Sequence[int], output: Sequence[int]) -> int:
+def num_in_common(prediction: Counter[int], output: Sequence[int]) -> int:
     """Return how many tokens of a prediction an output has, wherever they stand."""
-    return (Counter(prediction) & Counter(output)).total()
+    return sum(min(count, prediction[token]) for token, count in Counter(output).items())
 
 
 ANSWER_OF_PATH = {"/v1/completions": Completion, "/v1/chat/completions": Chat}  # by path

@@ -18,9 +18,9 @@ import mlx.core as mx
 
 from ..checkpoints import (
     ModelFolder,
+    encoder_folder,
     encodes_alone,
     locate,
-    read_sentence_modules,
     read_tokenizer,
 )
 from ..errors import first_line, shown
@@ -112,6 +112,9 @@ class ReadingOptions(Protocol):
     @property
     def truncate(self) -> bool: ...
 
+    @property
+    def prefix(self) -> str | None: ...
+
 
 def to_serve(
     name: str,
@@ -144,7 +147,12 @@ def load_encoder(model: str | Path, options: ReadingOptions) -> Encoder:
     """Load an encoder alone, for texts that are refused or cut by the rules of prompts."""
     encoder = Encoder.from_pretrained(model, dtype=options.dtype, adapter=options.adapter)
     most = options.max_source_length or encoder.prompts.max_source_length
-    encoder.prompts = replace(encoder.prompts, max_source_length=most, truncate=options.truncate)
+    encoder.prompts = replace(
+        encoder.prompts,
+        max_source_length=most,
+        truncate=options.truncate,
+        prefix=options.prefix or "",
+    )
     return encoder
 
 
@@ -152,7 +160,7 @@ def tokenizer_of(folder: ModelFolder) -> Any:
     """Return a model's tokenizer, which says what the model does; an encoder alone, no texts."""
     if not encodes_alone(folder):
         return read_tokenizer(folder)
-    tokenizer = read_tokenizer(ModelFolder(read_sentence_modules(folder.path)[0]))
+    tokenizer = read_tokenizer(encoder_folder(folder))
     tokenizer.corrects, tokenizer.languages = [], Languages()
     return tokenizer
 

@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import decoded, shown
+from ..options import OptionError
 from .connections import Connection, Gate, Limits, Quiet, most_connections, raise_file_limit
 from .models import Models
 from .requests import Refused
@@ -166,10 +167,17 @@ def tidied(app: ASGIApp) -> ASGIApp:
     """
 
     async def tidy(scope: Scope, receive: Receive, send: Send) -> None:
-        path = "/" + "/".join(filter(None, scope["path"].split("/")))
-        await app({**scope, "path": path}, receive, send)
+        path = "/" + "/".join(filter(None, path_of(scope).split("/")))
+        await app({**scope, "path": scope.get("root_path", "") + path}, receive, send)
 
     return tidy
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path of a request below where the application is mounted, as ASGI has it."""
+    path: str = scope["path"]
+    root = scope.get("root_path", "")
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def check_site(
@@ -197,7 +205,7 @@ def check_site(
         foreign = site not in ("same-origin", "none")
     else:  # of a browser that does not say so
         foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
-    works = scope["method"] == "POST" or scope["path"] in others  # and does not only tell
+    works = scope["method"] == "POST" or path_of(scope) in others  # and does not only tell
     if works and foreign and not ("*" in origins or origin in origins):
         whose = f"the site {shown(origin)}" if origin else "another site"
         raise Refused(
@@ -214,7 +222,7 @@ def key_of(headers: Headers, keys: Collection[str], given: str = "") -> str | No
     if scheme.lower() == "bearer":
         found.insert(0, rest.strip().encode("latin-1"))  # as headers are read
     # All are compared, each in constant time.
-    had = [key for each in found for key in keys if hmac.compare_digest(each, key.encode())]
+    had = [key for each in found for key in keys if hmac.compare_digest(each, key.encode()) and key]
     return had[0] if had else None
 
 
@@ -225,7 +233,7 @@ def check_key(
 
     Left out is what is public, and the `others`, whose bodies may have the key.
     """
-    if scope["path"] not in (*PUBLIC_PATHS, *others) and key_of(headers, keys) is None:
+    if path_of(scope) not in (*PUBLIC_PATHS, *others) and key_of(headers, keys) is None:
         raise Refused(
             401,
             "the API key is missing or is not valid here: send a valid one as "
@@ -243,6 +251,26 @@ def is_local_name(host: str) -> bool:
         return False
 
 
+def is_key(key: object) -> bool:
+    """Whether something can be an API key."""
+    return (
+        isinstance(key, str)
+        and key != ""
+        and key.isascii()
+        and key.isprintable()
+        and " " not in key
+    )
+
+
+def check_keys(keys: Sequence[object]) -> None:
+    """Refuse API keys that no request could have, or every one has."""
+    if isinstance(keys, str) or not all(map(is_key, keys)):
+        raise OptionError(
+            "{api_keys} must be a list of texts in printable ASCII without spaces, got others: "
+            "leave it out where no key is needed"
+        )
+
+
 def read_keys(path: Path) -> list[str]:
     """Read API keys from a file, one per line; blank lines and comments (#) are skipped."""
     keys = []
@@ -250,7 +278,7 @@ def read_keys(path: Path) -> list[str]:
     for number, line in enumerate(map(str.strip, lines), start=1):
         if not line or line.startswith("#"):
             continue
-        if not line.isascii() or not line.isprintable() or " " in line:
+        if not is_key(line):
             raise ValueError(
                 f"line {number} of {path} is not a key: write one key per line, in printable ASCII "
                 "without spaces"
@@ -282,6 +310,8 @@ async def unless_gone(receive: Receive, work: Awaitable[Worked]) -> Worked:
 
 def check_origins(origins: Sequence[str]) -> None:
     """Refuse what is no origin, which a browser would never send."""
+    if isinstance(origins, str):
+        raise OptionError("{cors_origins} must be a list of sites, got {!r}: give a list", origins)
     for origin in origins:
         parts = urlsplit(origin)
         if origin != "*" and (origin != f"{parts.scheme}://{parts.netloc}" or not parts.netloc):

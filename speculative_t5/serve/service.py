@@ -44,7 +44,7 @@ HAS_STOPPED = "the server stopped before the output had ended"
 
 log = logging.getLogger(__name__)
 
-CURRENT_FIGURES = ("queued", "rows", "seconds_since_round")  # figures that are no totals
+CURRENT_FIGURES = ("queued", "rows", "jobs", "seconds_since_round")  # figures that are no totals
 
 State = Literal["loading", "ready", "stopping", "failed", "stopped"]
 Answer = TypeVar("Answer")
@@ -260,6 +260,7 @@ class Service:
         """Return what there is now, and totals since the start, see `app.FIGURE_HELP`."""
         with self._changed:
             found: dict[str, float] = {"queued": self._queued, "rows": len(self._running)}
+            found["jobs"] = len(self._jobs)
             found |= self._totals
             if self._last_round is not None:
                 found["seconds_since_round"] = time.monotonic() - self._last_round

@@ -44,6 +44,12 @@ LEFT_OVER = 10  # seconds of processor time beyond what the server allows, if it
 Fields = dict[str, Any]
 
 
+def does_texts(model: Any) -> bool:
+    """Whether a model corrects or translates, by what it says, as an encoder alone does not."""
+    corrects = languagetool.languages_corrected(model)
+    return bool(corrects or libretranslate.languages_translated(model))
+
+
 @dataclass(frozen=True)
 class TextRoute:
     """What a route for whole texts does."""
@@ -66,7 +72,7 @@ TEXT_ROUTES = {
     "/translate": TextRoute(
         libretranslate.translate, libretranslate.translates, libretranslate.languages_translated
     ),
-    "/detect": TextRoute(libretranslate.detect, lambda *_: True, bool),
+    "/detect": TextRoute(libretranslate.detect, lambda _, model: does_texts(model), does_texts),
 }
 
 

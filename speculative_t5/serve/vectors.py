@@ -27,7 +27,7 @@ from ..generation import (
 from .bodies import BodyReader
 from .models import Models
 from .requests import Refused, as_refusal, boolean, parse_body, refuse
-from .server import unless_gone
+from .server import path_of, unless_gone
 from .service import Loaded, Service, fitted
 from .threads import SHARED_THREADS
 
@@ -104,7 +104,7 @@ class VectorEndpoints:
                     "model": name,
                     "results": results,
                     "usage": {"total_tokens": sum(map(len, rows))},
-                    "meta": {"api_version": {"version": request.url.path.split("/")[1][1:]}},
+                    "meta": {"api_version": {"version": path_of(request.scope).split("/")[1][1:]}},
                 }
             )
 
