@@ -90,6 +90,56 @@ def test_pages_change_where_words_do(name: str) -> None:
     assert bool(said) == (name == "code" or name == "not to be translated"), said
 
 
+TIME = "{} --> {}"
+CUES = {  # what is shown, and as it is right
+    "lines": ("She have\na apple\nin here.", "She has\nan apple\nin here."),
+    "tags": (
+        "<i>He go</i>\n<i>home</i> to <b>the</b> shop.",
+        "<i>He goes</i>\n<i>home</i> to <b>the</b> shop.",
+    ),
+    "breaks": ("She have<br>a apple.", "She has<br>an apple."),
+    "words that light up": (
+        "so<00:00:00.560><c> you is</c><00:00:00.880><c> here</c>",
+        "so<00:00:00.560><c> you are</c><00:00:00.880><c> here</c>",
+    ),
+    "speakers": ("- She have a apple.\n- He go home.", "- She has an apple.\n- He goes home."),
+    "signs": ("1 < 2 > 3, and it are so.", "1 < 2 > 3, and it is so."),
+    "text behind a blank line": (
+        "The first half of this.\n\nShe have a apple.",
+        "The first half of this.\n\nShe has an apple.",
+    ),
+    "the same behind a blank": ("One.\n \nShe have a apple.", "One.\n \nShe has an apple."),
+    "spaces": ("She  have\ta apple. ", "She  has\tan apple. "),
+}
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("name", CUES)
+def test_cues_keep_their_lines_and_tags(name: str, line_end: str) -> None:
+    shown, wanted = CUES[name]
+    head = f"1\n{TIME.format('00:00:01,000', '00:00:02,000')}\n"
+    tail = f"\n\n2\n{TIME.format('00:00:03,000', '00:00:04,000')}\nAll is well.\n"
+    before, after = (f"{head}{each}{tail}".replace("\n", line_end) for each in (shown, wanted))
+    found, _ = rewritten(before.encode(), "a.srt")
+    assert found.decode() == after
+
+
+def test_numbers_and_notes_between_cues_are_no_words() -> None:
+    time = TIME.format("00:01.000", "00:02.000")
+    for text in (
+        f"WEBVTT\nKind: captions\n\n{time}\nShe has.\n\nNOTE She have a apple.\n\n{time}\nOh.\n",
+        f"1\n{time}\n\n200\n\n2\n{time}\nOh.\n",
+        f"WEBVTT\n\nSTYLE\n::cue {{}}\n\nid\n{time}\nShe has.\n",
+        f"1\n{time}\nShe has.\n2\n{time}\nOh.\n",
+    ):
+        form = read_file(text.encode(), "a.vtt")
+        assert "have" not in form.text and "200" not in form.text and "id" not in form.text
+        assert form.rewritten(form.text).decode() == text
+    form = read_file(f"1\n{time}\nOne.\n\nTwo.\n3\n{time}\nThree.\n".encode(), "a.srt")
+    assert form.text.split("\n") == ["One.", "Two.", "Three."]
+    assert [form.number(line) for line in (1, 2, 3)] == [1, 1, 2]
+
+
 def word(*paragraphs: str) -> bytes:
     document = NewWord()
     body = document.element.body

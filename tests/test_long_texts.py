@@ -178,10 +178,12 @@ def test_what_stands_around_a_speech_is_found_from_both_ends() -> None:
     ):
         cue = f"1\n00:00:01,000 --> 00:00:02,000\n{before}{words}{behind}\n"
         form = read_file(cue.encode(), "a.srt")
-        assert form.text == words
+        tags = re.findall(r"</?\w+>", words)
+        assert form.text == " ".join(re.sub(r"</?\w+>", "", words).split())
         if words:
             changed = form.rewritten("xy").decode().splitlines()[2]
-            assert changed == f"{before}xy{behind}"
+            assert re.findall(r"</?\w+>", changed[len(before) :])[: len(tags)] == tags
+            assert tags or changed == f"{before}xy{behind}"
 
 
 def test_word_takes_a_paragraph_of_many_runs() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -166,6 +166,35 @@ class _Writer:
         self._made[each.part].append(each.raw)
         for part, raw in each.others:
             self._made[part].append(raw)
+
+
+def read_line(
+    texts: Sequence[str], read: Callable[[str], Iterable[tuple[str, str]]]
+) -> Iterator[Character]:
+    """Yield the characters of texts, each a part, that are read as one line with single blanks.
+
+    `read` yields how each character of a text is written, and as what it is read; some stand for
+    two.
+    """
+    blank: list[tuple[int, str]] = []  # white space, by parts
+    has_begun = False
+    for part, text in enumerate(texts):
+        for raw, found in read(text):
+            if found.isspace():
+                if blank and blank[-1][0] == part:
+                    blank[-1] = part, blank[-1][1] + raw
+                else:
+                    blank.append((part, raw))
+                continue
+            if blank and has_begun:
+                (first, spaces), *others = blank
+                yield Character(" ", first, spaces, tuple(others))
+            else:
+                yield from (Character("", *each) for each in blank)
+            blank, has_begun = [], True
+            yield Character(found[0], part, raw)
+            yield from (Character(each, part, "") for each in found[1:])
+    yield from (Character("", *each) for each in blank)
 
 
 def least_edits(before: str, after: str) -> Iterator[tuple[int, int, str]]:

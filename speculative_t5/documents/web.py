@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape, unescape
 from itertools import accumulate
 
 from .formats import PlainFile, reads, say_estimated, say_refused
-from .marks import Character, MarkedLine, Part
+from .marks import MarkedLine, Part, read_line
 from .splitting import Breaks
 
 # What is not text (comments, programs, templates, elements that are not read), and tags. What may
@@ -194,8 +194,8 @@ class WebPage(PlainFile):
         for stretch in self._stretches:
             if all(self._known[i].is_fixed or not self._parts[i].strip() for i in stretch):
                 continue
-            characters = [*_characters([self._parts[i] for i in stretch])]
-            line = MarkedLine(characters, [self._known[i] for i in stretch])
+            texts = [self._parts[i] for i in stretch]
+            line = MarkedLine([*read_line(texts, _read_text)], [self._known[i] for i in stretch])
             if line.text:
                 yield stretch, line
 
@@ -222,29 +222,6 @@ class WebPage(PlainFile):
             *say_estimated("line", self._estimated, "tags within it"),
             *say_refused("line", self._refused, "code, or of what is not to be translated"),
         ]
-
-
-def _characters(texts: Sequence[str]) -> Iterator[Character]:
-    """Yield the characters of texts that are read as one line, with single blanks."""
-    blank: list[tuple[int, str]] = []  # white space, by parts
-    has_begun = False
-    for part, text in enumerate(texts):
-        for raw, read in _read_text(text):
-            if read.isspace():
-                if blank and blank[-1][0] == part:
-                    blank[-1] = part, blank[-1][1] + raw
-                else:
-                    blank.append((part, raw))
-                continue
-            if blank and has_begun:
-                (first, spaces), *others = blank
-                yield Character(" ", first, spaces, tuple(others))
-            elif blank:
-                yield from (Character("", *each) for each in blank)
-            blank, has_begun = [], True
-            yield Character(read[0], part, raw)
-            yield from (Character(each, part, "") for each in read[1:])
-    yield from (Character("", *each) for each in blank)
 
 
 def _read_text(text: str) -> Iterator[tuple[str, str]]:
