@@ -11,7 +11,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from .alignment import opcodes
@@ -139,6 +139,8 @@ class _Writer:
         for each in replaced:
             if not each.text or each.part in fixed:  # what is not read stays
                 self._write(each)
+            elif len(parts) > 1:  # spaces at the beginning of further parts
+                self._write(replace(each, raw=""))
         for part, piece in zip(parts, pieces, strict=True):
             if part not in fixed:
                 self._made[part].append(self._spell(piece))

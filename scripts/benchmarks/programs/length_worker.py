@@ -74,8 +74,8 @@ def watch(decoder: Any, noted: Noted) -> None:
             noted.append((by_model, outcome.num_draft, *counts, milliseconds, outcome.typical))
             self._schedule.observe(outcome)
 
-    def plan(sampler: Sampler | None = None, *, speculative: bool = True) -> Plan:
-        found = plan_unwatched(sampler, speculative=speculative)
+    def plan(sampler: Sampler | None = None, **options: bool) -> Plan:
+        found = plan_unwatched(sampler, **options)
         return replace(found, schedule=Watcher(found.schedule))
 
     planner.plan = plan
