@@ -98,7 +98,7 @@ def _sentence(words: Words, depth: int) -> Iterator[str]:
             yield f"<button>{words.new()}</button>"
         else:
             yield words.new() + draw.choice(
-                ["", "", "&amp;", "&eacute;", "&#233;", "’s", "e\u0301"]
+                ["", "", "&amp;", "&eacute;", "&#233;", "&#1;", "’s", "e\u0301"]
             )
         if draw.random() < 0.9:
             yield draw.choice(SIGNS)

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from .alignment import opcodes
@@ -26,9 +26,7 @@ class Character:
     text: str  # one, or "" for what is not read, such as spaces at an end
     part: int  # that it is in
     raw: str  # how it is written there; "" behind the first of several that are one there
-    others: tuple[
-        tuple[int, str], ...
-    ] = ()  # parts with more of the white space that is read as it
+    others: tuple[tuple[int, str], ...] = ()  # further parts of the spaces that are read as it
 
 
 @dataclass(frozen=True)
@@ -139,11 +137,14 @@ class _Writer:
         for each in replaced:
             if not each.text or each.part in fixed:  # what is not read stays
                 self._write(each)
-            elif len(parts) > 1:  # spaces at the beginning of further parts
-                self._write(replace(each, raw=""))
+        # That the words of further parts began with.
+        spaces = {part: raw for each in replaced for part, raw in each.others}
         for part, piece in zip(parts, pieces, strict=True):
-            if part not in fixed:
-                self._made[part].append(self._spell(piece))
+            if part in fixed:
+                continue
+            if len(parts) > 1 and piece and not piece[0].isspace():
+                self._made[part].append(spaces.get(part, ""))
+            self._made[part].append(self._spell(piece))
         self._is_estimate |= is_estimate
         self._at = last
 
@@ -176,26 +177,28 @@ def read_line(
     """Yield the characters of texts, each a part, that are read as one line with single blanks.
 
     `read` yields how each character of a text is written, and as what it is read; some stand for
-    two.
+    two, or for none.
     """
     blank: list[tuple[int, str]] = []  # white space, by parts
     has_begun = False
     for part, text in enumerate(texts):
         for raw, found in read(text):
-            if found.isspace():
+            if not found and not blank:
+                yield Character("", part, raw)
+            elif not found or found.isspace():
                 if blank and blank[-1][0] == part:
                     blank[-1] = part, blank[-1][1] + raw
                 else:
                     blank.append((part, raw))
-                continue
-            if blank and has_begun:
-                (first, spaces), *others = blank
-                yield Character(" ", first, spaces, tuple(others))
             else:
-                yield from (Character("", *each) for each in blank)
-            blank, has_begun = [], True
-            yield Character(found[0], part, raw)
-            yield from (Character(each, part, "") for each in found[1:])
+                if blank and has_begun:
+                    (first, spaces), *others = blank
+                    yield Character(" ", first, spaces, tuple(others))
+                else:
+                    yield from (Character("", *each) for each in blank)
+                blank, has_begun = [], True
+                yield Character(found[0], part, raw)
+                yield from (Character(each, part, "") for each in found[1:])
     yield from (Character("", *each) for each in blank)
 
 

@@ -140,7 +140,7 @@ class WebPage(PlainFile):
         self._lines = [*self._found()]
         self._estimated: list[int] = []
         self._refused: list[int] = []
-        self.text = "\n".join(line.text for _, line in self._lines)
+        self.text = "\n".join(text for _, text in self._lines)
 
     def _read_page(self) -> None:
         """Find texts and tags, and which texts are read as one."""
@@ -189,15 +189,19 @@ class WebPage(PlainFile):
         self._parts.append(text)
         self._known.append(known)
 
-    def _found(self) -> Iterator[tuple[list[int], MarkedLine]]:
-        """Yield the texts that are read as one line, and the line."""
+    def _found(self) -> Iterator[tuple[list[int], str]]:
+        """Yield the texts that are read as one line, and how that reads."""
         for stretch in self._stretches:
             if all(self._known[i].is_fixed or not self._parts[i].strip() for i in stretch):
                 continue
-            texts = [self._parts[i] for i in stretch]
-            line = MarkedLine([*read_line(texts, _read_text)], [self._known[i] for i in stretch])
-            if line.text:
-                yield stretch, line
+            pairs = (pair for i in stretch for pair in _read_text(self._parts[i]))
+            if text := " ".join("".join(read for _, read in pairs).split()):
+                yield stretch, text
+
+    def _line(self, stretch: list[int]) -> MarkedLine:
+        """Return a line with its characters, which only one that changes has to have."""
+        texts = [self._parts[i] for i in stretch]
+        return MarkedLine([*read_line(texts, _read_text)], [self._known[i] for i in stretch])
 
     def number(self, line: int) -> int:
         return self._line_numbers[self._lines[line - 1][0][0]]
@@ -205,10 +209,10 @@ class WebPage(PlainFile):
     def rewritten(self, text: str) -> bytes:
         made = [*self._parts]
         pairs = zip(self._lines, text.split("\n"), strict=False)
-        for number, ((stretch, line), new) in enumerate(pairs, 1):
-            if new == line.text:
+        for number, ((stretch, old), new) in enumerate(pairs, 1):
+            if new == old:
                 continue
-            changed = line.changed(new, _spelled)
+            changed = self._line(stretch).changed(new, _spelled)
             for i, part in zip(stretch, changed.parts, strict=True):
                 made[i] = part
             if changed.is_estimate:
@@ -225,14 +229,14 @@ class WebPage(PlainFile):
 
 
 def _read_text(text: str) -> Iterator[tuple[str, str]]:
-    """Yield how each character is written, and as what it is read; some stand for two."""
+    """Yield how each character is written, and as what it is read: some stand for two, or none."""
     at = 0
     for entity in _ENTITY.finditer(text):
         yield from ((each, each) for each in text[at : entity.start()])
         read = _unescaped(entity[0])
         if read == entity[0]:
             yield from ((each, each) for each in read)
-        elif read:
+        else:
             yield entity[0], read
         at = entity.end()
     yield from ((each, each) for each in text[at:])
