@@ -125,28 +125,31 @@ class _Writer:
         for each in self._all[self._at : first]:
             self._write(each)
         replaced = self._all[first:last]
-        parts = [*dict.fromkeys(each.part for each in replaced if each.text)]
-        texts = ["".join(each.text for each in replaced if each.part == part) for part in parts]
-        pieces, is_estimate = divided(texts, new) if len(parts) > 1 else ([new], False)
-        pairs = zip(parts, texts, pieces, strict=True)
-        fixed = {part for part in parts if self._parts[part].is_fixed}
-        if any(part in fixed and old != piece for part, old, piece in pairs):
-            self._has_refused = True
-            self.keep_until(end)
-            return
+        self._at = last
+        texts: dict[int, str] = {}  # by part
         for each in replaced:
-            if not each.text or each.part in fixed:  # what is not read stays
+            if each.text:
+                texts[each.part] = texts.get(each.part, "") + each.text
+        found, is_estimate = divided([*texts.values()], new)
+        pieces = dict(zip(texts, found, strict=True))
+        fixed = {part for part in texts if self._parts[part].is_fixed}
+        if any(pieces[part] != texts[part] for part in fixed):
+            self._has_refused = True
+            pieces, is_estimate = {}, False  # all of it stays
+        for each in replaced:
+            if not (each.text and each.part in pieces.keys() - fixed):
                 self._write(each)
+        self._write_pieces({part: pieces[part] for part in pieces if part not in fixed}, replaced)
+        self._is_estimate |= is_estimate
+
+    def _write_pieces(self, pieces: dict[int, str], replaced: Sequence[Character]) -> None:
+        """Write what parts have in the place of some characters."""
         # That the words of further parts began with.
         spaces = {part: raw for each in replaced for part, raw in each.others}
-        for part, piece in zip(parts, pieces, strict=True):
-            if part in fixed:
-                continue
-            if len(parts) > 1 and piece and not piece[0].isspace():
+        for part, piece in pieces.items():
+            if len(pieces) > 1 and piece and not piece[0].isspace():
                 self._made[part].append(spaces.get(part, ""))
             self._made[part].append(self._spell(piece))
-        self._is_estimate |= is_estimate
-        self._at = last
 
     def _insert(self, place: int, new: str) -> None:
         """Write a text before a character, which has no part of its own yet."""
