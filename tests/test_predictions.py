@@ -65,14 +65,12 @@ def test_a_prediction_goes_before_the_source_of_a_copy() -> None:
     assert proposed([4, 4, 4], [5, 6, 8], [0, 5, 6]) == [8]
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", DRAFTERS[:3])
 @pytest.mark.parametrize("kind", [*KINDS, "sharing", "blocks", "gpt2"])
 def test_outputs_are_the_same_with_any_prediction(kind: str, drafter: str) -> None:
     """Rows with predictions of their own, right, nearly so and wrong, join and leave."""
     pair, draw = tiny_pair(kind, vocab_size=9), random.Random(0)
     decoder = with_drafter(pair, drafter)
-    if not decoder.drafts:
-        pytest.skip("nothing is drafted")
     prompts = [[2 + draw.randrange(7) for _ in range(draw.randint(1, 6))] for _ in range(24)]
 
     def outputs(predictions: Sequence[Sequence[int]]) -> list[list[int]]:
