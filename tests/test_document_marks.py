@@ -124,6 +124,23 @@ def test_cues_keep_their_lines_and_tags(name: str, line_end: str) -> None:
     assert found.decode() == after
 
 
+@pytest.mark.parametrize("languages", [None, ("en", "de")])
+def test_cues_without_full_stops_are_divided_where_they_end(languages: Any) -> None:
+    """One by one to be corrected, and in runs to be translated; with full stops by sentences."""
+    cues = [f"so we was in street {number}" for number in range(40)]
+    times = [f"{n}\n{TIME.format(f'00:00:{n:02},000', f'00:00:{n:02},900')}\n" for n in range(40)]
+    text = "".join(f"{time}{cue}\n\n" for time, cue in zip(times, cues, strict=True))
+    form = read_file(text.encode(), "a.srt")
+    decoder: Any = Scripted(
+        lambda each: each.replace("was", "were"), limit=60, prefix="", languages=languages
+    )
+    document = Document(decoder, form.text, RewriteOptions(piece_tokens=30), form.breaks)
+    found = form.rewritten(document.result(document.rewrite()).text).decode()
+    assert len(document) == 40 if languages is None else 2 < len(document) < 40
+    if languages is None:
+        assert found == text.replace("was", "were")
+
+
 def test_numbers_and_notes_between_cues_are_no_words() -> None:
     time = TIME.format("00:01.000", "00:02.000")
     for text in (

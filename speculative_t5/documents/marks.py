@@ -56,21 +56,20 @@ class MarkedLine:
 
     def changed(self, text: str, spell: Callable[[str], str] = str) -> Changed:
         """Return the parts for another text; `spell` writes what is new as the file would."""
+        is_whole = is_other(self.text, text)  # as a translation is
         made = _Writer(self._all, self._parts, self._read, spell)
-        for start, end, new in self._edits(text):
+        for start, end, new in self._edits(text, is_whole=is_whole):
             made.keep_until(start)
             made.replace(start, end, new)
-        return made.done()
+        return made.done(are_estimates=is_whole)
 
-    def _edits(self, text: str) -> Iterator[tuple[int, int, str]]:
+    def _edits(self, text: str, *, is_whole: bool) -> Iterator[tuple[int, int, str]]:
         """Yield the edits that make another text.
 
-        Where most words are others, as in a translation, it is one. Where one would change some of
-        several characters that are one in the file, all edits go as one, with all of those.
+        Where one would change some of several characters that are one in the file, all edits go as
+        one, with all of those.
         """
-        found = [*least_edits(self.text, text)]
-        if is_other(self.text, text):
-            found = [trimmed(self.text, text)]
+        found = [trimmed(self.text, text)] if is_whole else [*least_edits(self.text, text)]
         if any(self._is_within(start) or self._is_within(end) for start, end, _ in found):
             (start, *_), (_, end, _) = found[0], found[-1]
             behind = len(text) - (len(self.text) - end)
@@ -100,14 +99,15 @@ class _Writer:
         self._all, self._parts, self._read, self._spell = characters, parts, read, spell
         self._made: list[list[str]] = [[] for _ in parts]
         self._at = 0  # the next character of all
-        self._is_estimate = self._has_refused = False
+        self._is_estimate = self._has_divided = self._has_refused = False
 
-    def done(self) -> Changed:
-        """Write what is left, and return the parts."""
+    def done(self, *, are_estimates: bool) -> Changed:
+        """Write what is left, and return the parts; whether what was divided is an estimate."""
         for each in self._all[self._at :]:
             self._write(each)
         parts = ["".join(each) for each in self._made]
-        return Changed(parts, self._is_estimate, self._has_refused)
+        is_estimate = self._is_estimate or (are_estimates and self._has_divided)
+        return Changed(parts, is_estimate, self._has_refused)
 
     def keep_until(self, place: int) -> None:
         """Write characters as they are, as many as are read before a place; spaces before all."""
@@ -141,6 +141,7 @@ class _Writer:
                 self._write(each)
         self._write_pieces({part: pieces[part] for part in pieces if part not in fixed}, replaced)
         self._is_estimate |= is_estimate
+        self._has_divided |= len(texts) > 1
 
     def _write_pieces(self, pieces: dict[int, str], replaced: Sequence[Character]) -> None:
         """Write what parts have in the place of some characters."""

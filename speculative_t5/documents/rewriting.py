@@ -24,6 +24,7 @@ from .splitting import (
     is_label,
     keeps_lines,
     paragraphs,
+    passage_lines,
     sentences,
 )
 from .text_decoder import TextDecoder
@@ -256,7 +257,11 @@ class Document:
         for paragraph in paragraphs(text, labels=labels, breaks=self._breaks):
             found = sentences(text, paragraph, self._language)
             # None stands between parts that are not to be joined.
-            read = (self._read(each) if self._is_text(each.flat(text)) else None for each in found)
+            read = (
+                part
+                for each in found
+                for part in (self._readable(each) if self._is_text(each.flat(text)) else [None])
+            )
             for readable, group in groupby(read, key=lambda part: part and part.reason is None):
                 several = [part for part in group if part is not None]
                 pack = readable and self.options.by != "sentence"
@@ -289,13 +294,25 @@ class Document:
             reason = f"the model's vocabulary lacks {' '.join(source.unknown)}"
         return _Part(passage, ids, limit, reason)
 
-    def _packed(self, parts: Sequence[_Part]) -> Iterator[_Part]:
+    def _readable(self, passage: Passage) -> Sequence[_Part]:
+        """Encode a sentence; one of subtitles that is too long is divided where cues end.
+
+        Captions that are made by machines have no full stops. They are translated in runs of cues.
+        """
+        part = self._read(passage)
+        if part.reason is None or self._breaks != "cues":
+            return [part]
+        cues = [self._read(each) for each in passage_lines(self.text, passage)]
+        return [*self._packed(cues, self.options.piece_tokens)] if self._translation else cues
+
+    def _packed(self, parts: Sequence[_Part], longest: float = math.inf) -> Iterator[_Part]:
         """Join sentences of one paragraph to parts as long as may be.
 
         Twice as many are tried each time, then numbers between those that fit and those that don't:
-        one more each time would encode a long part again for each sentence in it.
+        one more each time would encode a long part again for each sentence in it. Joined parts have
+        no more than `longest` tokens.
         """
-        most = self._decoder.trained_length or math.inf
+        most = min(self._decoder.trained_length or math.inf, longest)
         if self.options.by == "tokens":
             most = min(most, self.options.piece_tokens)
         start = 0

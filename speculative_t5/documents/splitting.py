@@ -96,6 +96,16 @@ class Passage:
         return words, [text[before:start] for before, start in borders]
 
 
+def passage_lines(text: str, passage: Passage) -> list[Passage]:
+    """Split a passage where its lines end."""
+    lines = [[passage.spans[0]]]
+    for (_, end), span in pairwise(passage.spans):
+        if "\n" in text[end : span[0]]:
+            lines.append([])
+        lines[-1].append(span)
+    return [Passage(tuple(spans), number) for number, spans in enumerate(lines, passage.line)]
+
+
 def sentences(text: str, passage: Passage, language: str) -> list[Passage]:
     """Split a paragraph into sentences, by the rules of sentencex."""
     flat = passage.flat(text)
