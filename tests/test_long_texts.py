@@ -178,6 +178,7 @@ def test_what_stands_around_a_speech_is_found_from_both_ends() -> None:
     ):
         cue = f"1\n00:00:01,000 --> 00:00:02,000\n{before}{words}{behind}\n"
         form = read_file(cue.encode(), "a.srt")
+        # Tags within a speech stay in their places, and hide none of its words from the model.
         tags = re.findall(r"</?\w+>", words)
         assert form.text == " ".join(re.sub(r"</?\w+>", "", words).split())
         if words:

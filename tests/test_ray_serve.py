@@ -117,7 +117,7 @@ def test_without_ray_serve_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "ray.serve", None)
-    with pytest.raises(ValueError, match=r"pip install 'speculative-t5\[ray,serve\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'speculative-t5\[ray\]'"):
         serving.serve_app(models[0])
 
 

@@ -105,7 +105,7 @@ class DecoderOnlyFamily:
                 vocabulary=tokenizer.vocabulary,
                 max_context=max_context,
             )
-        # transformers forces a token only where a prompt is one: that is none of the output's.
+        # transformers forces a first token only after a prompt of one token; here none is forced.
         constraints = replace(folder.constraints_below(size), forced_tokens=())
         model.info = replace(model.info, constraints=constraints)
         return model, tokenizer

@@ -234,7 +234,7 @@ def write_npz(path: Path, tensors: Iterable[NewTensor]) -> None:
 
 
 def shards_of(layout: Layout, most: int) -> dict[str, Layout]:
-    """Return the files that safetensors are written to, of at most so many bytes if they can be."""
+    """Divide tensors among files, of at most `most` bytes unless one tensor has more."""
     shards: list[Layout] = [{}]
     size = 0
     for name, (shape, dtype) in layout.items():

@@ -19,6 +19,8 @@ from .protocols import ModelInfo, Session
 from .results import read
 from .sampling import Groups
 
+MOST_LAG = 24  # tokens that a draft model may not have read while a prediction is copied
+
 
 class Drafter(Protocol):
     """Proposes what may come next in each row of a batch."""
@@ -119,9 +121,9 @@ class LookupDrafter:
 
 
 def one_hot_after(lengths: Sequence[int], probs: mx.array | None, draft: Draft) -> Draft:
-    """Return a draft with the q (B, K, V) of a model for as many of each row's tokens, if any.
+    """Return a draft whose tokens have a model's q (B, K, V), as many of each row as `lengths` say.
 
-    That of all further tokens, which were found, is one-hot.
+    The q of further tokens, which a lookup has found, is one-hot; without `probs` all of them are.
     """
     if probs is None:
         return draft
@@ -131,7 +133,6 @@ def one_hot_after(lengths: Sequence[int], probs: mx.array | None, draft: Draft) 
     return replace(draft, probs=mx.where(is_found, draft.dense(size), probs))
 
 
-MOST_LAG = 24  # tokens that a draft model may not have read while a prediction is copied
 DraftSplit = Callable[[int], tuple[int, int]]  # see `Schedule.split`
 
 
@@ -202,10 +203,11 @@ class ExpectingDrafter:
         found = self._lookup.find(contexts, num_draft, [()] * len(contexts))
         copied = [bool(each) and own for each, own in zip(found, self._expects, strict=True)]
         if all(copied):
-            far = self._model.lag(contexts) > MOST_LAG
-            self._model.propose(contexts, int(far), groups, keys)
-            if far:
+            if self._model.lag(contexts) > MOST_LAG:
+                self._model.propose(contexts, 1, groups, keys)  # for what it reads, not its token
                 self._model.forget(range(len(contexts)), contexts)
+            else:
+                self._model.propose(contexts, 0, groups, keys)
             return self._lookup.as_draft(found)
         first = self._model.propose(contexts, num_draft, groups, keys)
         if not any(copied):

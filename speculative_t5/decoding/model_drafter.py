@@ -184,15 +184,15 @@ class ModelDrafter:
             self._session.select(rows)
 
     def lag(self, contexts: Contexts) -> int:
-        """Return how many tokens of a row it has not read, the most of any."""
+        """Return the most tokens of any row that it has not read."""
         if self._session is None:
             return max(map(len, contexts))
         confirmed = self._confirmed(self._session, contexts)
         return max(len(c) - n for c, n in zip(contexts, confirmed, strict=True))
 
     def forget(self, rows: Sequence[int], contexts: Contexts) -> None:
-        """Drop what was just drafted for these rows, in whose place other tokens stand."""
-        if self._session is None:  # nothing was: contexts are as long as it reads
+        """Drop what was just drafted for these rows, which get other drafts."""
+        if self._session is None:  # nothing was drafted: contexts are as long as it reads
             return
         kept = [*self._session.lengths]
         for row in rows:
@@ -200,7 +200,7 @@ class ModelDrafter:
         self._session.truncate(kept)
 
     def expect(self, row: int, prediction: Sequence[int]) -> None:
-        """Do without it: the model says itself what may come next."""
+        """Ignore it: the model itself says what may come next."""
 
     def _embeddable(self, tokens: Sequence[int]) -> list[int]:
         """Map ids beyond the draft's embedding, which only the target has, to its last one."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..checkpoints import as_dtype, dtype_name
 from ..decoding import RowError
 from ..errors import check_utf8, shown
 from ..generation import (
@@ -32,10 +31,10 @@ from ..options import (
     described,
     option_error,
     python_option,
-    settle,
     takes,
 )
 from ..tables import pyarrow
+from .options import WorkerOptions
 
 EXACT = 2**53  # floats below it tell all integers apart
 COUNTS = ("tokens", "rounds", "drafted", "accepted")  # statistics that are integers
@@ -46,7 +45,7 @@ _loading = threading.Lock()  # of the process: a lock of its own would not let a
 
 @described
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(BatchOptions, LoadingOptions):
+class GenerateOptions(BatchOptions, WorkerOptions):
     """The options of `Generate`: its columns, and those of a decoder and of its outputs."""
 
     column: str = python_option("prompt", "The column of prompts, which are text.")
@@ -60,7 +59,7 @@ class GenerateOptions(BatchOptions, LoadingOptions):
     )
 
     def __post_init__(self) -> None:
-        LoadingOptions.__post_init__(self)
+        WorkerOptions.__post_init__(self)
         BatchOptions.__post_init__(self)
         for name in ("column", "column_prefix", "id_column"):
             value = getattr(self, name)
@@ -68,22 +67,12 @@ class GenerateOptions(BatchOptions, LoadingOptions):
                 raise option_error(name, "text", value)
             check_utf8(name, value or "")
         num_rows(self.batch_size, steady=self.steady)
-        if self.group is not None:
-            raise OptionError(
-                "{group} splits a model, and each worker has a whole one: leave it out"
-            )
         if self.temperature > 0 and self.id_column is None:
             raise OptionError(
                 "{temperature} is {}, and what a row samples depends on its number: give the "
                 "{id_column} that numbers the rows",
                 self.temperature,
             )
-        if (dtype := as_dtype(self.dtype)) is not None:
-            settle(self, dtype=dtype_name(dtype))  # MLX's types cannot be pickled
-
-    def of(self, kind: type) -> dict[str, Any]:
-        """Return those of one kind as keywords."""
-        return {each.name: getattr(self, each.name) for each in fields(kind)}
 
 
 class Generate:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints import as_dtype, dtype_name, model_name
+from ..checkpoints import model_name
 from ..errors import first_line
 from ..generation import GenerationOptions, LoadingOptions, SpeculativeDecoder, num_rows
 from ..options import (
@@ -17,9 +17,9 @@ from ..options import (
     described,
     option_error,
     python_option,
-    settle,
     takes,
 )
+from .options import WorkerOptions
 
 OTHER_REQUESTS = 16  # at a time, such as for health and metrics, beside those that are decoded
 JOBS_OF_REPLICA = 4  # requests for vectors or rankings that keep a replica busy
@@ -28,7 +28,7 @@ LOAD = "load"  # the figure that replicas report, see `Replica.record_autoscalin
 
 @described
 @dataclass(frozen=True, kw_only=True)
-class ServingOptions(GenerationOptions, LoadingOptions):
+class ServingOptions(GenerationOptions, WorkerOptions):
     """The options of `serve_app`: of replicas, of a decoder, and of requests that give none."""
 
     seed: int | None = python_option(  # type: ignore[assignment]
@@ -64,14 +64,10 @@ class ServingOptions(GenerationOptions, LoadingOptions):
     )
 
     def __post_init__(self) -> None:
-        LoadingOptions.__post_init__(self)
+        WorkerOptions.__post_init__(self)
         GenerationOptions.__post_init__(self)
         self.check_stream(several=True)
         _ = self.rows
-        if self.group is not None:
-            raise OptionError(
-                "{group} splits a model, and each replica has a whole one: leave it out"
-            )
         if self.max_replicas < self.min_replicas:
             raise OptionError(
                 "{max_replicas} must be at least {min_replicas}, which is {}, got {}",
@@ -86,8 +82,6 @@ class ServingOptions(GenerationOptions, LoadingOptions):
                 "both, or leave it out",
                 self.max_replicas,
             )
-        if (dtype := as_dtype(self.dtype)) is not None:
-            settle(self, dtype=dtype_name(dtype))  # MLX's types cannot be pickled
 
     @property
     def rows(self) -> int:
@@ -97,8 +91,7 @@ class ServingOptions(GenerationOptions, LoadingOptions):
     @property
     def defaults(self) -> GenerationOptions:
         """The options of requests that do not give them."""
-        own = {each.name: getattr(self, each.name) for each in fields(GenerationOptions)}
-        return GenerationOptions(**own | {"seed": self.seed or 0})
+        return GenerationOptions(**self.of(GenerationOptions) | {"seed": self.seed or 0})
 
 
 @takes(ServingOptions)
@@ -163,7 +156,7 @@ def ray_serve() -> Any:
     except ModuleNotFoundError as error:
         raise ValueError(
             f"serve_app needs packages that are not installed ({first_line(error)}): run pip "
-            "install 'speculative-t5[ray,serve]'"
+            "install 'speculative-t5[ray]'"
         ) from error
     return ray.serve
 
@@ -174,12 +167,11 @@ class Replica:
     def __init__(self, model: str | Path, options: ServingOptions) -> None:
         from ..serve import Models, Settings, Workers, to_serve
 
-        own = {each.name: getattr(options, each.name) for each in fields(LoadingOptions)}
         served = to_serve(
             options.name or model_name(model),
             model,
             options,
-            partial(SpeculativeDecoder.from_pretrained, model, **own),
+            partial(SpeculativeDecoder.from_pretrained, model, **options.of(LoadingOptions)),
             batch_size=options.rows,
             max_queue=options.max_queue,
         )
