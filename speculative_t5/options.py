@@ -169,7 +169,7 @@ def check_options(options: Any) -> None:
         if isinstance(least, int):
             check_integer(each.name, value, least, most)
         elif not least <= check_number(each.name, value) <= most:
-            raise option_error(each.name, f"between {least:g} and {most:g}", value)
+            raise option_error(each.name, f"between {least:,.10g} and {most:,.10g}", value)
 
 
 def settle(options: object, **values: object) -> None:

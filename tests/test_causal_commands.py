@@ -68,6 +68,15 @@ def test_options_have_the_names_of_other_programs(call: Call, pairs: Path) -> No
     assert "gamma" not in shown and "draft_model" not in shown
 
 
+def test_the_footer_says_where_an_output_was_cut(call: Call) -> None:
+    given = ("--model", "gpt2-xl", "--prompt", "He go")
+    ends = {"9": "at --max-tokens 9", "500": "where the model's context ends"}
+    for search in ((), ("--num-beams", "2")):
+        for tokens, where in ends.items():
+            done = call(*given, *search, "--min-tokens", tokens, "--max-tokens", tokens)
+            assert done.err[-1].endswith(f" - cut {where}")
+
+
 def test_a_sampled_pair_by_a_rule_for_tokens(call: Call, pairs: Path) -> None:
     done = call(
         *("--model", "opt-350m", "--draft-model", "opt-125m", "--verify", "token"),

@@ -96,6 +96,7 @@ def test_wrong_options_are_one_line(call: Call, here: Path) -> None:
         "--batch-size 2 --steady": "steady decodes one prompt at a time",
         "--shutdown-seconds -1": "--shutdown-seconds must be",
         "--shutdown-seconds nan": "--shutdown-seconds must be",
+        "--sentence-cache -1": "--sentence-cache must be between 0 and 1,000,000, got -1.0",
         "--api-key-file absent": "absent: No such file",
         "--api-key-file empty": "empty has no API key",
         "--cors-origin example.org": "--cors-origin must be",

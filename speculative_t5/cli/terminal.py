@@ -279,6 +279,8 @@ def footer(stats: Stats, finish_reason: FinishReason | None, max_tokens: int) ->
     """Return the line below an output: its statistics, and whether it was cut."""
     if finish_reason != "length":
         return stats.summary()
+    if stats.emitted < max_tokens:
+        return f"{stats.summary()} - cut where the model's context ends"
     return f"{stats.summary()} - cut at --max-tokens {max_tokens}"
 
 
