@@ -52,7 +52,7 @@ class BodyReader:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         try:
-            async with asyncio.timeout(min(seconds, pause)) as limit:
+            async with asyncio.timeout_at(min(end, loop.time() + pause)) as limit:
                 stream = request.stream()
                 while not too_large and (part := await anext(stream, b"")):
                     found += part
@@ -62,7 +62,8 @@ class BodyReader:
                     limit.reschedule(min(end, loop.time() + pause))
         except TimeoutError as error:
             wrong = f"the body did not arrive in {seconds:g} seconds: send it again"
-            if loop.time() < end:
+            # By the limit that was set, not by the clock, whose ticks may end before the limit.
+            if limit.when() != end:
                 wrong = f"no more of the body has come for {pause:g} seconds: send it again"
             raise Refused(408, wrong, headers=CLOSE_HEADERS) from error
         finally:
