@@ -2,7 +2,13 @@
 
 from pathlib import Path
 
-from speculative_t5.documents import DOCUMENT_FORMATS, DOCUMENT_SUFFIXES, format_of, read_file
+from speculative_t5.documents import (
+    DOCUMENT_FORMATS,
+    DOCUMENT_SUFFIXES,
+    NOT_READ,
+    format_of,
+    read_file,
+)
 
 import pytest
 from commands import Call
@@ -70,6 +76,27 @@ def test_bad_formats_are_refused(call: Call, here: Path) -> None:
     (here / "folder" / "a.md").write_text(WRONG)
     for arguments, found in BAD_FORMATS:
         call("document", *arguments).check_error(found)
+
+
+@pytest.mark.parametrize("suffix", NOT_READ)
+def test_formats_that_are_not_read_are_refused_by_name(call: Call, here: Path, suffix: str) -> None:
+    (here / f"in{suffix.upper()}").write_text(WRONG)
+    name = f"in{suffix.upper()}"
+    call("document", name).check_error(f"{name} is a {suffix} file, which is not read")
+    done = call("document", name, "--format", "txt")
+    assert (done.code, done.out) == (0, RIGHT), "but what is said to be text is read"
+
+
+def test_files_of_a_folder_that_are_no_documents_are_named(call: Call, here: Path) -> None:
+    folder = here / "folder"
+    folder.mkdir()
+    for name in ("a.md", "b.odt", "c.PNG", "Makefile"):
+        (folder / name).write_text(RIGHT)
+    done = call("document", "folder", "--check")
+    assert done.code == 0
+    assert done.err[0] == "3 files left alone, as they are no documents (.odt, .png, no suffix)"
+    (folder / "a.md").unlink()
+    call("document", "folder", "--check").check_error("folder is a folder without documents")
 
 
 @pytest.mark.parametrize("form", NAMES)

@@ -8,8 +8,14 @@ from typing import Any
 
 from speculative_t5.documents import RewriteOptions, read_file, rewrite, rewriting
 from speculative_t5.documents.rewriting import Document
-from speculative_t5.documents.segments import SEEN_AT_ONCE, segments
-from speculative_t5.documents.splitting import _Fences, _lines, keeps_lines, paragraphs
+from speculative_t5.documents.splitting import (
+    SEEN_AT_ONCE,
+    _Fences,
+    _lines,
+    keeps_lines,
+    paragraphs,
+    segments,
+)
 from speculative_t5.tokenizers.languages import Languages, is_code
 
 import pytest

@@ -26,7 +26,6 @@ from speculative_t5.documents import (
     layout,
     read_file,
     rewriting,
-    segments,
     splitting,
     translation,
 )
@@ -355,9 +354,9 @@ def remote(answer: Callable[[str], str]) -> Any:
 def _loops() -> Iterator[tuple[str, str, Run]]:
     for language in ("en", "de", "ja"):
         yield (
-            "documents/segments.py",
+            "documents/splitting.py",
             f"segments in {language} (sentencex)",
-            (lambda text, language=language: segments.segments(language, text)),
+            (lambda text, language=language: splitting.segments(language, text)),
         )
     yield "documents/splitting.py", "paragraphs, sentences and clauses", split
     yield "documents/translation.py", "what is wrong with a translation", judged

@@ -5,12 +5,23 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from ..documents import DOCUMENT_FORMATS, DOCUMENT_SUFFIXES, PlainFile, format_of, read_file
+from ..documents import (
+    DOCUMENT_FORMATS,
+    DOCUMENT_SUFFIXES,
+    FILE_FORMATS,
+    PlainFile,
+    check_read,
+    format_of,
+    is_document,
+    read_file,
+    suffix_of,
+)
 from ..errors import count, escaped
 from ..exchange import check_replaceable
 from ..files import digest, is_special, open_input, private_mode
@@ -22,6 +33,7 @@ STANDARD_OUTPUT = "/dev/stdout"
 NOT_FILES = (None, "-", STANDARD_OUTPUT)  # of outputs
 PARTIAL_SUFFIX = ".partial.jsonl"
 WORD_LOCK_PREFIX = "~$"  # how the names begin of files that Word makes beside open documents
+MAX_SUFFIXES_NAMED = 5  # suffixes of files that are left alone
 # Of formats that are not written here, so that text under such a name would be a broken file.
 OTHER_SUFFIXES = (".doc", ".odt", ".pdf", ".rtf", ".epub", ".xlsx", ".pptx")
 
@@ -195,7 +207,8 @@ def partial_file_of(sources: Sequence[str], files: OutputOptions) -> Path | None
 
 def find_targets(sources: Sequence[str], files: OutputOptions) -> list[Target]:
     """Find all files, without reading them; refuse what cannot be written where it is to go."""
-    found = [each for source in sources for each in _found_at(source, files)]
+    left: list[Path] = []
+    found = [each for source in sources for each in _found_at(source, files, left)]
     several = is_several(sources, found)
     _check_several_files(len(found), several, files)
     targets: dict[str, Target] = {}
@@ -206,7 +219,17 @@ def find_targets(sources: Sequence[str], files: OutputOptions) -> list[Target]:
             raise ValueError(f"{place} would be written twice: give each file once")
         _check_places(target, files)
         targets[key] = target
+    _note_others(left)
     return [*targets.values()]
+
+
+def _note_others(left: Sequence[Path]) -> None:
+    """Say how many files of folders are left alone, and what their names end in."""
+    others = Counter(sorted(path.suffix.lower() or "no suffix" for path in left))
+    if others:
+        kinds = ", ".join(suffix for suffix, _ in others.most_common(MAX_SUFFIXES_NAMED))
+        more = ", ..." if len(others) > MAX_SUFFIXES_NAMED else ""
+        note(f"{count(len(left), 'file')} left alone, as they are no documents ({kinds}{more})")
 
 
 def is_several(sources: Sequence[str], found: Sequence[object]) -> bool:
@@ -214,16 +237,17 @@ def is_several(sources: Sequence[str], found: Sequence[object]) -> bool:
     return len(found) > 1 or any(source and Path(source).is_dir() for source in sources)
 
 
-def _found_at(source: str, files: OutputOptions) -> list[tuple[str, str]]:
+def _found_at(source: str, files: OutputOptions, left: list[Path]) -> list[tuple[str, str]]:
     """Return a file, or those of a folder, each with its name below the folder."""
     if not stat.S_ISDIR(stat_of(source).st_mode):
+        check_read(source, files.format)
         return [(source, Path(source).name)]
     if files.format is not None:
         raise ValueError(
             f"{source} is a folder, whose files have the formats that their names say: leave out "
             "--format"
         )
-    inner = [*_inner(Path(source), links=files.output is not None)]
+    inner = [*_inner(Path(source), left, links=files.output is not None)]
     if not inner:
         raise ValueError(
             f"{source} is a folder without documents: give one with files that end in "
@@ -232,11 +256,12 @@ def _found_at(source: str, files: OutputOptions) -> list[tuple[str, str]]:
     return [(str(path), str(path.relative_to(source))) for path in inner]
 
 
-def _inner(folder: Path, *, links: bool) -> Iterator[Path]:
+def _inner(folder: Path, left: list[Path], *, links: bool) -> Iterator[Path]:
     """Yield the documents in a folder in order: no hidden ones, nor the files of Word's locks.
 
     Links to files are followed with `links`; otherwise they are left alone, as what they lead to
-    may be anywhere, and a note says so. Links to folders are never followed.
+    may be anywhere, and a note says so. Links to folders are never followed. Files that are no
+    documents are added to `left`.
     """
     found = []
     faults = list[OSError]()
@@ -245,9 +270,8 @@ def _inner(folder: Path, *, links: bool) -> Iterator[Path]:
         found += [
             Path(place) / name for name in names if not name.startswith((".", WORD_LOCK_PREFIX))
         ]
-    for path in sorted(found):
-        if path.suffix.lower() not in DOCUMENT_SUFFIXES:
-            continue
+    left.extend(path for path in found if not is_document(path.name))
+    for path in sorted(path for path in found if is_document(path.name)):
         if path.is_symlink() and not links:
             note(f"{path}: a link, which is left alone; give its own name to follow it")
         elif path.is_file():
@@ -307,12 +331,12 @@ def _check_format(target: Target, output: str) -> None:
     """Refuse an output whose name says that it is in another format than the source."""
     own, suffix = format_of(target.source, target.form), Path(output).suffix.lower()
     claimed = format_of(output)
-    is_other = suffix in OTHER_SUFFIXES or (suffix not in DOCUMENT_SUFFIXES and own == "docx")
+    is_other = suffix in OTHER_SUFFIXES or (not is_document(output) and FILE_FORMATS[own].is_binary)
     differs = own != claimed and {own, claimed} != {"md", "txt"}
-    if is_other or (suffix in DOCUMENT_SUFFIXES and differs):
+    if is_other or (is_document(output) and differs):
         raise ValueError(
             f"{output} would be in the format of {target.name}, which is {own}: give --output a "
-            f"name that ends in .{own}"
+            f"name that ends in {suffix_of(own)}"
         )
 
 

@@ -2,12 +2,24 @@
 
 `splitting` finds the sentences, `rewriting` sends them through a decoder and judges the outputs,
 `layout` puts the words of an output where those of its source were, `comparison` shows what
-changed. Imports `generation`, `tokenizers`, `decoding`, `options` and `errors`.
+changed, `readers` knows which files are read. Imports `generation`, `tokenizers`, `decoding`,
+`options` and `errors`.
 """
 
 from .comparison import changes, edits, lines
-from .formats import DOCUMENT_FORMATS, DOCUMENT_SUFFIXES, PlainFile, format_of, read_file
+from .formats import PlainFile
 from .layout import arranged
+from .readers import (
+    DOCUMENT_FORMATS,
+    DOCUMENT_SUFFIXES,
+    FILE_FORMATS,
+    NOT_READ,
+    check_read,
+    format_of,
+    is_document,
+    read_file,
+    suffix_of,
+)
 from .rewriting import (
     Document,
     Piece,
@@ -18,8 +30,6 @@ from .rewriting import (
     rewrite,
 )
 from .splitting import SENTENCE_LANGUAGES, Breaks
-from .subtitles import Subtitles
 from .text_decoder import TextDecoder
 from .translation import identifier
 from .web import WebPage
-from .word import WordFile

@@ -1,21 +1,16 @@
 """Files of documents: the text in them, and the same file with another text.
 
 The text has a line for each line of a plain file, for each speech of subtitles, and for each
-stretch of words in Word and HTML, so that everything else works on lines. `subtitles`, `web` and
-`word` have the formats that are more than text.
+stretch of words in Word and HTML, so that everything else works on lines. `readers` knows which
+module has which format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from ..errors import decoded
 from .splitting import Breaks
-
-# Of the files that are taken from folders.
-DOCUMENT_SUFFIXES = (".md", ".markdown", ".txt", ".srt", ".vtt", ".docx", ".html", ".htm")
-DOCUMENT_FORMATS = ("txt", "md", "srt", "vtt", "html", "docx")
 
 
 class PlainFile:
@@ -38,35 +33,6 @@ class PlainFile:
     def not_kept(self) -> list[str]:
         """Say what the file that was made last may have lost, and what it has as it was."""
         return []
-
-
-READERS: dict[str, type[PlainFile]] = {}  # of formats that are more than text
-
-
-def reads(*forms: str) -> Callable[[type[PlainFile]], type[PlainFile]]:
-    """Let a class read some formats."""
-
-    def register(kind: type[PlainFile]) -> type[PlainFile]:
-        READERS.update(dict.fromkeys(forms, kind))
-        return kind
-
-    return register
-
-
-def format_of(name: str, form: str | None = None) -> str:
-    """Return the format of a file: the one given, or the one that its name says."""
-    suffix = Path(name).suffix.lower()
-    return (
-        form
-        or {".markdown": "md", ".htm": "html"}.get(suffix)
-        or (suffix[1:] if suffix in DOCUMENT_SUFFIXES else "txt")
-    )
-
-
-def read_file(data: bytes, name: str, form: str | None = None) -> PlainFile:
-    """Return the document in a file, in the format given, or that its name says."""
-    kind = READERS.get(format_of(name, form), PlainFile) if data else PlainFile
-    return kind(data, name)
 
 
 def say_estimated(unit: str, numbers: Sequence[int], what: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from .formats import PlainFile, reads
+from .formats import PlainFile
 from .marks import MarkedLine, Part, is_other, read_line
 from .splitting import Breaks
 
@@ -85,7 +85,6 @@ class _Cue:
         return "".join(text + end for text, end in zip(made, self.ends, strict=True))
 
 
-@reads("srt", "vtt")
 class Subtitles(PlainFile):
     """SubRip or WebVTT: times, tags and all that is not spoken stay, and lines of few changes."""
 

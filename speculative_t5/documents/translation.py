@@ -15,8 +15,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from .segments import segments
-from .splitting import SENTENCE_LANGUAGES
+from .splitting import SENTENCE_LANGUAGES, segments
 
 # How many letters of an alphabet a character stands for, by the beginning of its Unicode name.
 # Estimates: the bounds below are wide.

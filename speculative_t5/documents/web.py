@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape, unescape
 from itertools import accumulate
 
-from .formats import PlainFile, reads, say_estimated, say_refused
+from .formats import PlainFile, say_estimated, say_refused
 from .marks import MarkedLine, Part, read_line
 from .splitting import Breaks
 
@@ -118,7 +118,6 @@ def says_to_stay(tag: str) -> bool | None:
     return said[1].casefold() == "no" if said else None
 
 
-@reads("html")
 class WebPage(PlainFile):
     """HTML: all but words stays as it is, bytes of words that do not change included.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .formats import PlainFile, reads, say_estimated, say_refused
+from .formats import PlainFile, say_estimated, say_refused
 from .marks import Character, MarkedLine, Part
 from .splitting import Breaks
 from .word_package import open_word, roots
@@ -63,7 +63,6 @@ def _is_link(instruction: str) -> bool:
     return instruction.split()[:1] == ["HYPERLINK"]
 
 
-@reads("docx")
 class WordFile(PlainFile):
     """A document of Word: runs and styles stay, and characters that do not change stay in theirs.
 
