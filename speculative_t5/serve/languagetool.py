@@ -97,7 +97,7 @@ def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> d
     then of the matches of each piece.
     """
     given, text, places = _text_sent(fields)
-    codes = _codes(decoder.tokenizer)
+    codes = codes_corrected(decoder.tokenizer)
     language, sure = text_field(fields, "language"), 1.0
     auto = language == "auto"
     if auto:
@@ -228,7 +228,7 @@ def _wanted(fields: Mapping[str, Any]) -> Callable[[EditRule], bool]:
     return is_wanted
 
 
-def _codes(tokenizer: Any) -> list[str]:
+def codes_corrected(tokenizer: Any) -> list[str]:
     if tokenizer.corrects is not None:
         return [*tokenizer.corrects]
     return [] if tokenizer.languages.prefixes else [*SENTENCE_LANGUAGES]
@@ -236,7 +236,7 @@ def _codes(tokenizer: Any) -> list[str]:
 
 def corrects(fields: dict[str, Any], tokenizer: Any) -> bool:
     """Whether a model corrects the language of a request."""
-    language, codes = str(fields.get("language")), _codes(tokenizer)
+    language, codes = str(fields.get("language")), codes_corrected(tokenizer)
     if language == "auto" and codes:
         language, _ = detected(_text_sent(fields)[1], codes)
     return re.split("[-_]", language)[0].casefold() in codes
@@ -248,7 +248,7 @@ def languages_corrected(tokenizer: Any) -> list[dict[str, str]]:
     One that translates corrects nothing, unless it says so; others may correct any language.
     """
     found = []
-    for code in _codes(tokenizer):
+    for code in codes_corrected(tokenizer):
         regions = LISTED_REGIONS.get(code, main_region(code)).split()
         for tag in (code, *(f"{code}-{region}" for region in regions)):
             found.append({"name": language_name(tag), "code": code, "longCode": tag})

@@ -99,7 +99,7 @@ def _as_json(code: str, probability: float) -> dict[str, Any]:
     return {"language": code, "confidence": round(100 * float(probability), 1)}
 
 
-def _source_codes(languages: Languages) -> set[str]:
+def source_codes(languages: Languages) -> set[str]:
     """Return the languages from which a model translates; the targets, if it takes any."""
     pairs = languages.prefixes
     return {source for source, _ in pairs if source} or {target for _, target in pairs}
@@ -111,7 +111,7 @@ def _detected(given: Sequence[Given], target: str, languages: Languages) -> list
     Texts of a list that are too short to tell, or seem to be in a language that is not translated,
     are in that of all texts together.
     """
-    codes = _source_codes(languages)
+    codes = source_codes(languages)
     whole = detected("\n".join(each.words for each in given), codes)
     if len(given) == 1:
         return [whole]
@@ -136,7 +136,7 @@ def translates(fields: dict[str, Any], tokenizer: Any) -> bool:
     """Whether a model translates what a request asks for."""
     source, target, asked = fields.get("source", "auto"), fields.get("target"), fields.get("q")
     languages: Languages = tokenizer.languages
-    if source == "auto" and (codes := _source_codes(languages)):
+    if source == "auto" and (codes := source_codes(languages)):
         form = str(fields.get("format", "text"))
         texts = map(str, asked if isinstance(asked, list) else [asked])
         source = detected("\n".join(Given(text, form).words for text in texts), codes)[0]

@@ -33,7 +33,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ..documents import identifier
-from . import languagetool, libretranslate
+from . import document_files, languagetool, libretranslate
 from .fields import parse_fields
 from .models import MODELS_PATH
 from .requests import Refused, as_refusal
@@ -59,6 +59,7 @@ class TextRoute:
     languages: Callable[[Any], Any]  # what a model does at all
     partly: bool = False  # whether an answer may end early
     methods: tuple[str, ...] = ("POST",)
+    takes_file: bool = False  # as its body; the fields are then those of the address
 
 
 TEXT_ROUTES = {
@@ -73,6 +74,9 @@ TEXT_ROUTES = {
         libretranslate.translate, libretranslate.translates, libretranslate.languages_translated
     ),
     "/detect": TextRoute(libretranslate.detect, lambda _, model: does_texts(model), does_texts),
+    "/v1/documents": TextRoute(
+        document_files.rewrite_file, document_files.rewrites, does_texts, takes_file=True
+    ),
 }
 
 
@@ -144,8 +148,12 @@ class TextWorker:
             return "failed", traceback.format_exc()
 
     def _answer(self, task: Task) -> Any:
-        route, fields = TEXT_ROUTES[task.path], parse_fields(task.body, task.kind, task.query)
+        route = TEXT_ROUTES[task.path]
+        sent = (b"", "") if route.takes_file else (task.body, task.kind)
+        fields = parse_fields(*sent, task.query)
         self.ask("key", str(fields.get("api_key") or fields.get("apiKey") or ""))
+        if route.takes_file:  # only for those who may send it
+            fields = document_files.opened_file(fields, task.body)
         check_length(fields, task.most)
         name = fields["model"] if "model" in fields else self._chosen(task.path, fields)
         if (facts := self.ask("use", name)) is not None:
