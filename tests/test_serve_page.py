@@ -65,6 +65,7 @@ def test_fields_have_labels_and_nothing_is_inline() -> None:
         "language",
         "from",
         "to",
+        "live",
         "max_tokens",
         "temperature",
         "speculative",
