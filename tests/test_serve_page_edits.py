@@ -40,7 +40,7 @@ def test_checks_follow_a_pause_and_spare_what_was_edited(
 def test_a_late_answer_is_offered(page: Any, server: Served) -> None:
     answer(page, "v1/models", lambda _: {"data": [model("opus", [], de=["en"], en=["de"])]})
     waiting: list[Any] = []
-    page.route("**/translate", waiting.append)
+    page.route("**/translate", lambda route: waiting.append(route))
     page.goto(f"{server.url}/")
     page.wait_for_selector("#mode_translate:checked")
     assert page.is_disabled("#swap"), "the language is not known"
