@@ -36,7 +36,18 @@ MAX_DOCUMENT_FILES = 40
 # What the command `document` has no use for.
 OTHER_COMMANDS = [
     *(f"cli.{name}" for name in ("batch", "bench", "convert", "distill", "doctor", "generate")),
-    *("cli.models", "cli.repl", "cli.serve", "causal", "distill", "doctor", "measure", "bench"),
+    *(
+        "cli.correct",
+        "cli.translate",
+        "cli.models",
+        "cli.repl",
+        "cli.serve",
+        "causal",
+        "distill",
+        "doctor",
+        "measure",
+        "bench",
+    ),
     "serve",
 ]
 SHOWN_CALLS = {

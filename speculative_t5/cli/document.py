@@ -46,7 +46,7 @@ from .targets import (
     find_targets,
     is_several,
     partial_file_of,
-    stat_of,
+    text_target,
 )
 from .terminal import DISK_ERRORS, note, one_line
 
@@ -76,11 +76,24 @@ def document(
     are; without --to, headings, labels and tables as well. Sentences that the model cannot read, or
     whose outputs lost something, stay, too, and are listed at the end.
     """
+    rewrite_all(ctx, sources, None, files, wanted, batch_size, options)
+
+
+def rewrite_all(
+    ctx: typer.Context,
+    sources: Sequence[str],
+    text: str | None,
+    files: OutputOptions,
+    wanted: RewriteOptions,
+    batch_size: int | None,
+    options: DecoderOptions,
+) -> None:
+    """Rewrite files, or a text that was typed."""
     if options.truncate:
         raise ValueError("--truncate would lose a part of the text: leave it out")
     files = files.as_meant()
-    job = partial_file_of(sources, files)
-    targets = find_targets(sources, files)
+    job = partial_file_of(sources, files) if text is None else None
+    targets = find_targets(sources, files) if text is None else [text_target(text, files)]
     several = is_several(sources, targets)
     first = None if several else targets[0].read()  # what is wrong is said before models load
     decoder = with_base(ctx, options).load()
@@ -123,7 +136,7 @@ def _pieces_file(
         "model": [decoder.model.fingerprint, decoder.draft and decoder.draft.fingerprint],
         "set of options": asdict(wanted) | given,
     }
-    mode = private_mode(path, [stat_of(target.source) for target in targets])
+    mode = private_mode(path, [target.stat() for target in targets])
     return PartialFile(path, json_object(json_line(header)), files, mode=mode)
 
 
@@ -157,7 +170,8 @@ class FilesRun:
             if self.kept:
                 self.kept.narrow(target.mode(self.kept.path, reading.found))
             self._check_backup(target, reading.data)
-            whole = Document(self.decoder, reading.form.text, self.wanted, reading.form.breaks)
+            form, labels = reading.form, target.text is not None
+            whole = Document(self.decoder, form.text, self.wanted, form.breaks, labels=labels)
         if whole is None or reading is None:
             return
         pieces, seconds = _decode_pieces(whole, self.kept, self.batch_size, target, reading)
@@ -170,6 +184,7 @@ class FilesRun:
             data = reading.data
             if result.text != result.source:
                 data = reading.form.rewritten(result.text)
+            data += b"\n" if target.text is not None else b""
             written = []
             if not self.files.check:
                 written = self._write_all(target, reading, data, result)
@@ -228,7 +243,7 @@ class FilesRun:
         if self.kept:
             self.kept.append({"file": reading.key, "done": digest(data)})
         if target.page is not None:
-            title = f"Changes in {target.source if target.source != '-' else 'the text'}"
+            title = f"Changes in {'the text' if target.source in ('', '-') else target.source}"
             mode = target.mode(target.page, reading.found)
             _write(result.to_html(title).encode(), target.page, mode)
         if target.in_place:

@@ -18,6 +18,8 @@ COMMANDS = {
     "repl": "Try prompts and options one after another, on models that are loaded once.",
     "batch": "Generate for each line of a file of prompts; write one JSON record per line, in "
     "order.",
+    "correct": "Correct a text or files.",
+    "translate": "Translate a text or files.",
     "document": "Rewrite texts of any length, for example to correct or translate them.",
     "serve": "Serve models over HTTP, in the protocols of OpenAI, LanguageTool and LibreTranslate.",
     "models": "List the models on this machine: family, size, stored types, and the drafts that "
@@ -28,6 +30,10 @@ COMMANDS = {
     "doctor": "Check on this machine that outputs are right, and measure how many tokens to draft.",
 }
 HELP_EXAMPLES = """Examples:
+
+{name} correct "He go home"
+
+{name} translate --to German --model google/madlad400-3b-mt letter.docx --output brief.docx
 
 {name} --prompt "He go home" --show-drafts
 

@@ -43,7 +43,7 @@ def report(
     """Say what became of a file, and which files were `written` for it."""
     text_is_shown = target.output is None and not files.check
     if files.json:
-        record = {"file": target.source} | _record(result, form)
+        record = {"file": target.source or None} | _record(result, form)
         if text_is_shown:
             record["text"] = result.text
         sys.stdout.buffer.write(json_line(record))

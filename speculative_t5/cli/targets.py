@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from ..documents import (
     DOCUMENT_FORMATS,
     DOCUMENT_SUFFIXES,
     FILE_FORMATS,
+    NOT_READ,
     PlainFile,
     check_read,
     format_of,
@@ -33,6 +35,7 @@ STANDARD_OUTPUT = "/dev/stdout"
 NOT_FILES = (None, "-", STANDARD_OUTPUT)  # of outputs
 PARTIAL_SUFFIX = ".partial.jsonl"
 WORD_LOCK_PREFIX = "~$"  # how the names begin of files that Word makes beside open documents
+FILE_NAME = re.compile(r"\S+\.[A-Za-z][A-Za-z0-9]{0,7}")  # a word alone that looks like one
 MAX_SUFFIXES_NAMED = 5  # suffixes of files that are left alone
 # Of formats that are not written here, so that text under such a name would be a broken file.
 OTHER_SUFFIXES = (".doc", ".odt", ".pdf", ".rtf", ".epub", ".xlsx", ".pptx")
@@ -141,10 +144,13 @@ class Target:
     page: str | None
     form: str | None = None  # its format, if its name does not say it
     in_place: bool = False
+    text: str | None = None  # what was typed, if it is no file
 
     @property
     def name(self) -> str:
         """The name to show."""
+        if self.text is not None:
+            return "the text"
         return "standard input" if self.source == "-" else escaped(self.source)
 
     @property
@@ -167,6 +173,9 @@ class Target:
 
     def read(self) -> Reading:
         """Read the file; refuse what is no document, or cannot be replaced where it is to be."""
+        if self.text is not None:
+            data = self.text.encode()
+            return Reading(data, self.stat(), PlainFile(data, self.name))
         if self.source != "-" and Path(self.source).is_dir():  # one that could not be listed
             os.listdir(self.source)
         if self.in_place:
@@ -175,9 +184,37 @@ class Target:
             data, found = stream.read(), os.fstat(stream.fileno())
         return Reading(data, found, read_file(data, self.name, self.form))
 
+    def stat(self) -> os.stat_result:
+        """Return what the system says of what is read; a text is no plain file."""
+        return os.stat(os.devnull) if self.text is not None else stat_of(self.source)
+
     def mode(self, path: str | Path, found: os.stat_result) -> int:
         """Return the mode of a file that is made of this one."""
         return private_mode(path, [found])
+
+
+def text_of(words: Sequence[str]) -> str | None:
+    """Return the text that was typed in the place of names of files; None if they are names.
+
+    Raises:
+        ValueError: If some are names of files and others are not, or if one looks like the name of
+            a file that is not there.
+    """
+    here = [word for word in words if word == "-" or os.path.exists(word)]
+    others = [word for word in words if word not in here]
+    if not others:
+        return None
+    if here:
+        raise ValueError(
+            f"{here[0]} is a file or folder here, and {others[0]} is none: give files, or one text "
+            "in quotation marks"
+        )
+    for word in others:
+        is_known = is_document(word) or Path(word).suffix.lower() in NOT_READ
+        looks_like_one = len(words) == 1 and (FILE_NAME.fullmatch(word) or os.sep in word)
+        if (is_known or looks_like_one) and len(word.split()) == 1:
+            raise ValueError(f"{word} is no file or folder: check its name, or write it in a text")
+    return " ".join(others)
 
 
 def stat_of(source: str) -> os.stat_result:
@@ -230,6 +267,20 @@ def _note_others(left: Sequence[Path]) -> None:
         kinds = ", ".join(suffix for suffix, _ in others.most_common(MAX_SUFFIXES_NAMED))
         more = ", ..." if len(others) > MAX_SUFFIXES_NAMED else ""
         note(f"{count(len(left), 'file')} left alone, as they are no documents ({kinds}{more})")
+
+
+def text_target(text: str, files: OutputOptions) -> Target:
+    """Return the target for a text that was typed."""
+    if files.in_place or files.format is not None:
+        raise ValueError(
+            f"{'--in-place' if files.in_place else '--format'} is for files, and a text was given: "
+            "leave it out"
+        )
+    target = replace(_target_of("", "", files, several=False), text=text)
+    if files.output and Path(files.output).is_dir():
+        raise ValueError(f"{files.output} is a folder, expected the name of a file to write")
+    _check_places(target, files)
+    return target
 
 
 def is_several(sources: Sequence[str], found: Sequence[object]) -> bool:
@@ -317,7 +368,7 @@ def _page_of(output: str | None, files: OutputOptions) -> str | None:
 
 def _check_places(target: Target, files: OutputOptions) -> None:
     """Refuse to write over what is there, without being asked, or under a name that misleads."""
-    read, force = stat_of(target.source), files.force or files.resume
+    read, force = target.stat(), files.force or files.resume
     output = None if target.in_place else target.output
     for written in filter(lambda each: each is not None, (output, target.page)):
         check_target(str(written), read, force=force, parents=written != files.output)

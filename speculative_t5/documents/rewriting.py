@@ -83,7 +83,18 @@ class RewriteOptions:
         most=1.0,
     )
 
+    guard: bool = option(
+        True,
+        "Leave a piece as it is if its output looks wrong; without, outputs are used that end, and "
+        "that have a word for each line.",
+    )
+
     def __post_init__(self) -> None:
+        if not self.guard and (self.min_similarity or self.min_probability):
+            name = "min_similarity" if self.min_similarity else "min_probability"
+            raise OptionError(
+                f"{{{name}}} belongs to the guard, which is off: leave one of them out"
+            )
         if self.by not in (None, *get_args(By)):
             names = ", ".join(map(repr, get_args(By)))
             raise OptionError("{by} is {!r}, expected one of {}", self.by, names)
@@ -217,7 +228,10 @@ class _Part:
 
 
 class Document:
-    """A text split into the pieces to rewrite; for errors see `rewrite`."""
+    """A text split into the pieces to rewrite; for errors see `rewrite`.
+
+    With `labels`, headings and other words that are no sentence are pieces, as in a translation.
+    """
 
     def __init__(
         self,
@@ -225,12 +239,15 @@ class Document:
         text: str,
         options: RewriteOptions,
         breaks: Breaks = "wrapped",
+        *,
+        labels: bool = False,
     ) -> None:
         if not isinstance(text, str):
             raise ValueError(f"text must be a string, got {type(text).__name__}")
         check_utf8("the text", text)
         check_rewriting(decoder, options)
         self.text, self._decoder, self._breaks = text, decoder, breaks
+        self._labels = labels or bool(decoder.languages)
         self._translation: Translation | None = None
         if decoder.languages:
             source, target = decoder.languages
@@ -246,6 +263,8 @@ class Document:
             language = code if code in SENTENCE_LANGUAGES else "en"
             defaults = {"by": "tokens", "language": language, "min_similarity": 0.0}
         defaults["min_probability"] = self._decoder.min_probability
+        if not options.guard:
+            defaults |= {"min_similarity": 0.0, "min_probability": 0.0}
         missing = {name: v for name, v in defaults.items() if getattr(options, name) is None}
         return replace(options, **missing)
 
@@ -253,8 +272,8 @@ class Document:
         return len(self._parts)
 
     def _split(self) -> Iterator[_Part]:
-        text, labels = self.text, self._translation is not None
-        for paragraph in paragraphs(text, labels=labels, breaks=self._breaks):
+        text = self.text
+        for paragraph in paragraphs(text, labels=self._labels, breaks=self._breaks):
             found = sentences(text, paragraph, self._language)
             # None stands between parts that are not to be joined.
             read = (
@@ -273,7 +292,7 @@ class Document:
 
     def _is_text(self, flat: str) -> bool:
         """Whether a sentence, on one line, goes through the model."""
-        return has_words(flat) if self._translation else not is_label(flat)
+        return has_words(flat) if self._labels else not is_label(flat)
 
     def _read(self, passage: Passage) -> _Part:
         """Encode a passage, and find out whether the model can read it."""
@@ -471,6 +490,8 @@ class Document:
             return f"its output did not end within {count(done.stats.emitted, 'token')}"
         if not done.text.split():
             return "its output is empty"
+        if not self.options.guard:
+            return None
         if self._has_unknown(source, done):
             return "its output has an unknown character"
         if fault := self._translation and self._translation.fault(source, done.text.strip()):
