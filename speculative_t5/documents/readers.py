@@ -35,7 +35,7 @@ FILE_FORMATS = {
 DOCUMENT_FORMATS = tuple(FILE_FORMATS)
 DOCUMENT_SUFFIXES = tuple(suffix for form in FILE_FORMATS.values() for suffix in form.suffixes)
 # Formats that people have texts in and that are not read, and what to do about each.
-_AS_PLAIN = "give --format txt to read it as plain text, marks included"
+_AS_PLAIN = "name it .txt, or give --format txt, to read it as plain text, marks included"
 _AS_WORD = "save it as .docx"
 NOT_READ = {
     ".doc": _AS_WORD,

@@ -4,17 +4,19 @@
 runs no script but its own, and connects to its own server only.
 """
 
+import json
 import re
 from base64 import b64encode
 from hashlib import sha256
 from html import escape
 from pathlib import Path
 
+from ..documents import DOCUMENT_SUFFIXES, FILE_FORMATS, NOT_READ, PlainFile
 from ..generation import ORIGIN_CSS, ORIGIN_MEANINGS
 
 
 def _made_page() -> str:
-    """Return page.html with the colours and the legend that notebooks have."""
+    """Return page.html with notebooks' colours and legend, and with the files that are read."""
     rules = "\n".join(
         f".{kind} {{ {style}; border-radius: 3px }}" for kind, style in ORIGIN_CSS.items() if style
     )
@@ -23,7 +25,22 @@ def _made_page() -> str:
         for kind, meaning in ORIGIN_MEANINGS.items()
     )
     page = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-    return page.replace("/* origins */", rules).replace("<!-- legend -->", legend)
+    parts = {
+        "/* origins */": rules,
+        "<!-- legend -->": legend,
+        "/* suffixes */": ",".join((*DOCUMENT_SUFFIXES, "text/*")),
+        "[/* whole */]": json.dumps(_sent_whole()),
+        "{/* refused */}": json.dumps(NOT_READ),
+    }
+    for place, part in parts.items():
+        page = page.replace(place, part)
+    return page
+
+
+def _sent_whole() -> list[str]:
+    """Return what the names of files end in that are more than the text in them."""
+    forms = (form for form in FILE_FORMATS.values() if form.reader != PlainFile.__name__)
+    return [suffix for form in forms for suffix in form.suffixes]
 
 
 def _hash(tag: str) -> str:
