@@ -6,16 +6,21 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
+from speculative_t5.checkpoints import locate, read_tokenizer
 from speculative_t5.cli.options import DecoderOptions
-from speculative_t5.serve import Service
+from speculative_t5.serve import Models, Service
+from speculative_t5.serve import Served as Model
 from speculative_t5.serve.workers import Workers
 
 import pytest
 from docx import Document as Word
 from messages import check_message
 from serving import Served, served_as, serving, wait_until
+from test_languages import make_translator
 
 # A process that ends at the name of one file, and computes on at that of another.
 SPECIAL = """
@@ -31,6 +36,20 @@ document_files.opened_file = special_file
 text_worker.work_on_texts()
 """
 COMMAND = [sys.executable, "-c", SPECIAL.format(path=sys.path)]
+# One that translates a sentence as a tiny model cannot.
+TRANSLATES = """
+import sys; sys.path[:] = {path!r}
+from pieces import Scripted
+from speculative_t5.documents import Document
+from speculative_t5.serve import text_worker, texts
+answers = {{"Das ist ein Haus.": "C\'est une maison."}}
+def document(self, text, options, breaks):
+    made = Scripted(lambda read: answers.get(read, ""), languages=self.languages, prefix="")
+    return Document(made, text, options, breaks)
+texts.Remote.document = document
+text_worker.work_on_texts()
+"""
+TRANSLATING = [sys.executable, "-c", TRANSLATES.format(path=sys.path)]
 WRONG, RIGHT = "He go home.", "He goes home."
 
 
@@ -61,6 +80,15 @@ def word_file() -> bytes:
     document, file = Word(), io.BytesIO()
     document.add_paragraph(WRONG).runs[0].bold = True
     document.save(file)
+    return file.getvalue()
+
+
+def zip_bomb() -> bytes:
+    """A document of Word of 130 kB whose text unpacks to 130 MB."""
+    file = io.BytesIO(word_file())
+    with ZipFile(file, "a", ZIP_DEFLATED) as package, package.open("word/more.xml", "w") as member:
+        for _ in range(130):
+            member.write(b" " * 10**6)
     return file.getvalue()
 
 
@@ -103,6 +131,8 @@ def test_what_was_not_done_has_its_place_and_reason(server: Served) -> None:
         ("a.pdf", b"%PDF", {}, 400, "a.pdf is a .pdf file, which is not read: save it as .docx"),
         ("a.xyz", b"a", {}, 400, "name must be a name that ends in one of .txt"),
         ("a.docx", b"no package", {}, 400, "a.docx"),
+        ("a.docx", zip_bomb(), {}, 400, "MB of text, and at most 100 are read: split it"),
+        ("a.json", b"{}", {}, 400, "a.json is a .json file, which is not read: name it .txt"),
         ("a.txt", b"\xff\xfe", {}, 400, "a.txt"),
         ("a.txt", b"Hi. " * 1_300, {}, 413, "characters, and this server takes 5,000"),
         ("a.txt", b"a" * 200_001, {}, 413, "200,000"),
@@ -121,6 +151,27 @@ def test_a_refusal_is_one_line(
     assert (answer.status_code, wrong in error) == (status, True), error
     check_message(error)
     assert send(server, "b.txt", WRONG.encode()).status_code == 200, "others are answered"
+
+
+def test_a_file_is_translated(tmp_path: Path) -> None:
+    options = DecoderOptions(model=str(make_translator(tmp_path)))
+    tiny = Model(
+        "tiny", lambda: Service(options.load), lambda: read_tokenizer(locate(options.model))
+    )
+    models = Models([tiny], workers=Workers(command=TRANSLATING))
+    data = f"<!-- Hier --><p class=x>Das ist ein Haus.</p>\r\n<p>{'Wort ' * 20}</p>".encode()
+    with serving(models) as server:
+        wait_until(lambda: models.state == "ready")
+        answer = send(server, "a.html", data, target="fr")
+        again = send(server, "a.html", data, target="fr", source="fr")
+        refused = send(server, "a.html", data, target="tlh")
+    found = answer.json()
+    assert made_of(answer) == data.replace(b"Das ist ein Haus.", b"C'est une maison.")
+    assert (found["name"], found["language"], found["notes"]) == ("a.fr.html", "de", [])
+    assert (found["passages"], found["changed"], len(found["kept"])) == (2, 1, 1)
+    assert made_of(again) == data and again.json()["passages"] == 0, "it is in French already"
+    assert refused.status_code == 400
+    check_message(refused.json()["error"], "tlh")
 
 
 def test_a_name_is_needed(server: Served) -> None:
