@@ -159,6 +159,37 @@ def test_comments_within_a_text_lose_nothing() -> None:
     assert "One <!-- x -->two" in body and "He goes." in body
 
 
+def with_notes(parts: Parts) -> None:
+    for kind in ("footnote", "endnote"):
+        name = f"word/{kind}s.xml"
+        of = "http://schemas.openxmlformats.org"
+        parts[name] = (
+            f'<w:{kind}s xmlns:w="{of}/wordprocessingml/2006/main"><w:{kind} w:id="2"><w:p><w:r>'
+            f"<w:t>He have a {kind}.</w:t></w:r></w:p></w:{kind}></w:{kind}s>"
+        ).encode()
+        kinds = f'<Override PartName="/{name}" ContentType="application/x.{kind}s+xml"/></Types>'
+        parts[TYPES] = parts[TYPES].replace(b"</Types>", kinds.encode())
+        relation = (
+            f'<Relationship Id="x{kind}" Target="{kind}s.xml" '
+            f'Type="{of}/officeDocument/2006/relationships/{kind}s"/></Relationships>'
+        )
+        parts[RELATIONS] = parts[RELATIONS].replace(b"</Relationships>", relation.encode())
+
+
+def test_notes_are_corrected_and_others_keep_their_bytes() -> None:
+    data = packed(with_notes)
+    form = read_file(data, "a.docx")
+    done = form.rewritten(form.text.replace("have a footnote", "has a footnote"))
+    assert not form.not_kept()
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as before,
+        zipfile.ZipFile(io.BytesIO(done)) as package,
+    ):
+        assert b"He has a footnote." in package.read("word/footnotes.xml")
+        name = "word/endnotes.xml"
+        assert package.read(name) == before.read(name) and b"He have" in before.read(name)
+
+
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     (tmp_path / "weights").symlink_to(REPOSITORY / "weights")

@@ -1,6 +1,6 @@
-"""Say which lines of some modules a script runs.
+r"""Say which lines of some modules a script runs.
 
-    python scripts/checks/line_coverage.py speculative_t5.documents.marks -- \\
+    python scripts/checks/line_coverage.py speculative_t5.documents.marks -- \
         scripts/checks/random_documents.py docx --count 500
 
 It is slower than the script alone, as each line of these modules is seen.

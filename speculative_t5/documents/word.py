@@ -10,7 +10,7 @@ from typing import Any
 from .formats import PlainFile, say_estimated, say_refused
 from .marks import Character, MarkedLine, Part
 from .splitting import Breaks
-from .word_package import open_word, roots
+from .word_package import notes, open_word, roots
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class WordFile(PlainFile):
 
     def __init__(self, data: bytes, name: str) -> None:
         self._document = open_word(data, name)
+        self._notes = notes(self._document)
         self._stretches = [*self._found()]
         self._estimated: list[int] = []
         self._refused: list[int] = []
@@ -89,7 +90,7 @@ class WordFile(PlainFile):
         from docx.oxml.ns import qn
 
         number = 0
-        for root in roots(self._document):
+        for root in [*roots(self._document), *(root for _, root in self._notes)]:
             fields = _Fields()
             for paragraph in root.iter(qn("w:p")):
                 number += 1
@@ -99,11 +100,15 @@ class WordFile(PlainFile):
                         yield number, texts, line
 
     def rewritten(self, text: str) -> bytes:
+        from docx.opc.oxml import serialize_part_xml
+
+        changed_roots = set[Any]()
         lines = text.split("\n") if self._stretches else []
         for (number, texts, line), new in zip(self._stretches, lines, strict=True):
             if new == line.text:
                 continue
             changed = line.changed(new)
+            changed_roots.add(texts[0].element.getroottree().getroot())
             for each, part in zip(texts, changed.parts, strict=True):
                 if part != each.text:
                     each.element.text = part
@@ -112,6 +117,9 @@ class WordFile(PlainFile):
                 self._estimated.append(number)
             if changed.has_refused:
                 self._refused.append(number)
+        for part, root in self._notes:
+            if root in changed_roots:
+                part._blob = serialize_part_xml(root)
         file = io.BytesIO()
         self._document.save(file)
         return file.getvalue()
@@ -119,10 +127,9 @@ class WordFile(PlainFile):
     def not_kept(self) -> list[str]:
         said = say_estimated("paragraph", self._estimated, "bold words, links and the like")
         said += say_refused("paragraph", self._refused, "what a field shows")
-        kinds = ("footnotes", "endnotes", "comments")
         relations = self._document.part.rels.values()
-        found = {relation.reltype.rpartition("/")[2] for relation in relations}
-        return said + [f"{kind} stay as they were" for kind in kinds if kind in found]
+        has_comments = any(each.reltype.endswith("/comments") for each in relations)
+        return said + ["comments stay as they were"] * has_comments
 
 
 def _texts_in(paragraph: Any, fields: _Fields) -> Iterator[list[_Text]]:

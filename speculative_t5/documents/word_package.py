@@ -37,6 +37,7 @@ def open_word(data: bytes, name: str) -> Any:
     try:
         document = Document(stream)
         roots(document)
+        notes(document)
     except MemoryError:
         raise
     except Exception as error:  # python-docx, lxml and zipfile promise none for damaged files
@@ -46,12 +47,27 @@ def open_word(data: bytes, name: str) -> Any:
         ) from error
     if document.element.body is None:
         raise ValueError(f"{name} is no whole document of Word (no body): save it again as .docx")
-    if any(root.getroottree().docinfo.internalDTD is not None for root in roots(document)):
+    found = [*roots(document), *(root for _, root in notes(document))]
+    if any(root.getroottree().docinfo.internalDTD is not None for root in found):
         raise ValueError(
             f"{name} declares a document type, which documents of Word have not: save it again as "
             ".docx"
         )
     return document
+
+
+def notes(document: Any) -> list[tuple[Any, Any]]:
+    """Return each part with footnotes or endnotes, which python-docx leaves as bytes, parsed."""
+    from docx.opc.part import XmlPart
+    from docx.oxml import parse_xml
+
+    return [
+        (relation.target_part, parse_xml(relation.target_part.blob))
+        for relation in document.part.rels.values()
+        if relation.reltype.endswith(("/footnotes", "/endnotes"))
+        and not relation.is_external
+        and not isinstance(relation.target_part, XmlPart)
+    ]
 
 
 def roots(document: Any) -> list[Any]:
