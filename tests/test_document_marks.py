@@ -226,6 +226,12 @@ PARAGRAPHS: dict[str, tuple[str, list[str]]] = {
         run("He go to ") + f'<w:hyperlink w:anchor="x">{run("the shop")}</w:hyperlink>' + run("."),
         ["He goes to ", "the shop", "."],
     ),
+    "tracked changes": (
+        run("He go ")
+        + '<w:del w:id="1" w:author="a"><w:r><w:delText>away </w:delText></w:r></w:del>'
+        + f'<w:ins w:id="2" w:author="a">{run("home every days.")}</w:ins>',
+        ["He goes ", "home every day."],
+    ),
     "tab": (run("She have") + "<w:r><w:tab/></w:r>" + run("a apple"), ["She have", "a apple"]),
 }  # fmt: skip
 

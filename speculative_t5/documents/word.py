@@ -147,8 +147,8 @@ def _texts_in(paragraph: Any, fields: _Fields) -> Iterator[list[_Text]]:
     )
     texts: list[_Text] = []
     for run in paragraph.iter(qn("w:r")):
-        # Neither in a text box, nor moved.
-        if next(run.iterancestors(qn("w:p"), qn("w:moveFrom"))) is not paragraph:
+        # Neither in a text box, nor moved, nor deleted.
+        if next(run.iterancestors(qn("w:p"), qn("w:moveFrom"), qn("w:del"))) is not paragraph:
             continue
         simple = next(run.iterancestors(qn("w:fldSimple"), qn("w:p")))
         is_filled = simple is not paragraph and not _is_link(simple.get(qn("w:instr")) or "")
