@@ -247,7 +247,7 @@ def test_runs_of_word_keep_their_characters(name: str) -> None:
     assert skeleton(found)[0] == skeleton(before)[0]
 
 
-@pytest.mark.parametrize(("kind", "count"), [("html", 400), ("docx", 25)])
+@pytest.mark.parametrize(("kind", "count"), [("html", 400), ("md", 400), ("docx", 25)])
 def test_nothing_else_changes_in_random_documents(kind: str, count: int) -> None:
     """More of them: scripts/checks/random_documents.py."""
     for seed in range(count):

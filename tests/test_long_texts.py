@@ -136,7 +136,7 @@ def test_the_end_of_code_is_found_as_by_a_search_line_by_line() -> None:
         "``` a",
     )
     for _ in range(500):
-        lines = _lines("\n".join(rng.choices(kinds, k=rng.randint(1, 12))))
+        lines = _lines("\n".join(rng.choices(kinds, k=rng.randint(1, 12))), ())
         fences = _Fences(lines)
         for first, line in enumerate(lines):
             if (fence := line.words.split()[0])[0] in "`~":

@@ -171,7 +171,9 @@ class FilesRun:
                 self.kept.narrow(target.mode(self.kept.path, reading.found))
             self._check_backup(target, reading.data)
             form, labels = reading.form, target.text is not None
-            whole = Document(self.decoder, form.text, self.wanted, form.breaks, labels=labels)
+            whole = Document(
+                self.decoder, form.text, self.wanted, form.breaks, labels=labels, unread=form.unread
+            )
         if whole is None or reading is None:
             return
         pieces, seconds = _decode_pieces(whole, self.kept, self.batch_size, target, reading)

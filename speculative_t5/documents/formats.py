@@ -14,10 +14,11 @@ from .splitting import Breaks
 
 
 class PlainFile:
-    """Plain text or Markdown, in UTF-8."""
+    """Plain text, in UTF-8."""
 
     breaks: Breaks = "wrapped"  # which line breaks may be within a sentence
     unit = "line"  # what `number` counts
+    unread: Sequence[int] = ()  # how many characters of each line of the file are not in the text
 
     def __init__(self, data: bytes, name: str) -> None:
         self.text = decoded(data, name)

@@ -26,7 +26,7 @@ class FileFormat:
 
 FILE_FORMATS = {
     "txt": FileFormat("formats", "PlainFile", (".txt",)),
-    "md": FileFormat("formats", "PlainFile", (".md", ".markdown")),
+    "md": FileFormat("markdown", "MarkdownFile", (".md", ".markdown")),
     "srt": FileFormat("subtitles", "Subtitles", (".srt",)),
     "vtt": FileFormat("subtitles", "Subtitles", (".vtt",)),
     "html": FileFormat("web", "WebPage", (".html", ".htm")),

@@ -231,6 +231,7 @@ class Document:
     """A text split into the pieces to rewrite; for errors see `rewrite`.
 
     With `labels`, headings and other words that are no sentence are pieces, as in a translation.
+    Of each line, as many characters of its file as are `unread` are not in the text.
     """
 
     def __init__(
@@ -241,18 +242,21 @@ class Document:
         breaks: Breaks = "wrapped",
         *,
         labels: bool = False,
+        unread: Sequence[int] = (),
     ) -> None:
         if not isinstance(text, str):
             raise ValueError(f"text must be a string, got {type(text).__name__}")
         check_utf8("the text", text)
         check_rewriting(decoder, options)
         self.text, self._decoder, self._breaks = text, decoder, breaks
+        self._unread = unread
         self._labels = labels or bool(decoder.languages)
         self._translation: Translation | None = None
         if decoder.languages:
             source, target = decoder.languages
             self._translation = Translation(source or identifier().classify(text)[0], target)
         self.options = self._with_defaults(options)
+        self._language = self.options.language or "en"
         self._parts = [*self._split()]
 
     def _with_defaults(self, options: RewriteOptions) -> RewriteOptions:
@@ -273,7 +277,9 @@ class Document:
 
     def _split(self) -> Iterator[_Part]:
         text = self.text
-        for paragraph in paragraphs(text, labels=self._labels, breaks=self._breaks):
+        for paragraph in paragraphs(
+            text, labels=self._labels, breaks=self._breaks, unread=self._unread
+        ):
             found = sentences(text, paragraph, self._language)
             # None stands between parts that are not to be joined.
             read = (
@@ -285,10 +291,6 @@ class Document:
                 several = [part for part in group if part is not None]
                 pack = readable and self.options.by != "sentence"
                 yield from self._packed(several) if pack else several
-
-    @property
-    def _language(self) -> str:
-        return self.options.language or "en"
 
     def _is_text(self, flat: str) -> bool:
         """Whether a sentence, on one line, goes through the model."""

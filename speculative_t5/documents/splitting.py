@@ -26,7 +26,8 @@ _LINE_TEXT = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
 _QUOTE = re.compile(r"[ \t]{0,3}>(?:[ \t]?>)*[ \t]?")
 _BULLET = r"[-*+•◦‣·–—]|\(?[A-Za-z]\)"
 _BOX = r"\[[ xX]\]"
-_LIST_MARKER = re.compile(rf"(?:{_BULLET}|\(?\d{{1,3}}[.)])[ \t]+(?:{_BOX}[ \t]+)?")
+_NOTE = r"\[\^[^\]\s]{1,100}\]:"  # that begins the text of a footnote
+_LIST_MARKER = re.compile(rf"(?:{_BULLET}|\(?\d{{1,3}}[.)]|{_NOTE})[ \t]+(?:{_BOX}[ \t]+)?")
 _FENCE = re.compile(r"`{3,}+(?=[^`]*$)|~{3,}")
 _HEADING = re.compile(r"\#{1,6}(?:[ \t]|$)")
 _RULE = re.compile(r"([-*_])[ \t]*+(?:\1[ \t]*+){2,}$")
@@ -54,7 +55,7 @@ _KIND = re.compile(
 )
 _SENTENCE_END = re.compile(r"[.!?…。！？؟।։][\"'”’»)\]*_]*$")
 _CELL = re.compile(r"[^\s|](?:[^|\t]*?[^\s|])?(?=\s*(?:\||\t| {4}|$))")
-_LINK = re.compile(r"\[[^\]]+\]:[ \t]")  # where its target stands
+_LINK = re.compile(r"\[(?!\^)[^\]]+\]:[ \t]")  # where its target stands
 _PAUSE = re.compile(r"[,;:—–]$|[，；：、]")
 _BLANK = re.compile(r"[\s\0]*$")
 _OPENING = "\"'“‘„‚«‹([*_¿¡"
@@ -180,9 +181,10 @@ class _Line:
     words: str
     depth: int  # of quotation marks
     indent: int  # in columns
+    unread: int = 0  # characters that the file has in it besides
 
 
-def _lines(text: str) -> list[_Line]:
+def _lines(text: str, unread: Sequence[int]) -> list[_Line]:
     lines = []
     for number, found in enumerate(_LINE_TEXT.finditer(text), 1):
         start, end = found.span(1)
@@ -192,7 +194,8 @@ def _lines(text: str) -> list[_Line]:
         start = quote.end() if quote else start
         words = text[start:end].lstrip(" \t")
         indent = len(text[start:end].expandtabs(CODE_INDENT)) - len(words.expandtabs(CODE_INDENT))
-        lines.append(_Line(number, end - len(words), words, depth, indent))
+        more = unread[number - 1] if number <= len(unread) else 0
+        lines.append(_Line(number, end - len(words), words, depth, indent, more))
     while lines and _BLANK.match(lines[-1].words):
         lines.pop()
     return lines
@@ -244,9 +247,12 @@ class _Paragraph:
     code: bool  # indented as code is
     spans: list[Span] = field(default_factory=list)
     last: str = ""  # its last line
+    unread: int = 0  # characters that the file has in that besides
 
 
-def paragraphs(text: str, *, labels: bool = False, breaks: Breaks = "wrapped") -> Iterator[Passage]:
+def paragraphs(
+    text: str, *, labels: bool = False, breaks: Breaks = "wrapped", unread: Sequence[int] = ()
+) -> Iterator[Passage]:
     """Yield the paragraphs of plain or Markdown text that hold sentences.
 
     With `labels`, headings, the cells of tables and labels are paragraphs as well.
@@ -262,18 +268,19 @@ def paragraphs(text: str, *, labels: bool = False, breaks: Breaks = "wrapped") -
     underline a heading, as in reStructuredText: at least four, or as many as its characters.
 
     A line break is within a paragraph if the next line begins with a small letter, or if its line
-    is full: 40 to 120 characters long. Any other line break ends the paragraph.
+    is full: 40 to 120 characters long, with as many as are `unread` in it. Any other line break
+    ends the paragraph.
     """
-    return _ParagraphReader(text, labels=labels, breaks=breaks).passages()
+    return _ParagraphReader(text, labels=labels, breaks=breaks, unread=unread).passages()
 
 
 class _ParagraphReader:
     """Makes paragraphs of the lines of a text, see `paragraphs`."""
 
-    def __init__(self, text: str, *, labels: bool, breaks: Breaks) -> None:
+    def __init__(self, text: str, *, labels: bool, breaks: Breaks, unread: Sequence[int]) -> None:
         self._text, self._labels, self._breaks = text, labels, breaks
         self._is_markdown = breaks == "wrapped"
-        self._lines = _lines(text)
+        self._lines = _lines(text, unread)
         self._fences = _Fences(self._lines)
         self._open: _Paragraph | None = None  # its last line has been read last
         self._in_list = False
@@ -352,12 +359,19 @@ class _ParagraphReader:
         elif line.indent == 0 and paragraph is None:
             self._in_list = False
         is_new = marker or paragraph is None or line.depth != paragraph.depth
-        if is_new or paragraph is None or not _continues(paragraph.last, words, self._breaks):
+        if is_new or paragraph is None or not self._continues(paragraph, words):
             yield from self._closed()
             code = self._is_markdown and line.indent >= CODE_INDENT and not self._in_list
             paragraph = self._open = _Paragraph(line.number, line.depth, code)
         paragraph.spans += _word_spans(self._text, start, start + len(words))
-        paragraph.last = words
+        paragraph.last, paragraph.unread = words, line.unread
+
+    def _continues(self, paragraph: _Paragraph, following: str) -> bool:
+        """Whether the following line continues the sentence of a paragraph's last one."""
+        last = paragraph.last.rstrip()
+        if self._breaks == "wrapped":
+            return following[:1].islower() or len(last) + paragraph.unread in WRAPPED_LENGTHS
+        return self._breaks == "cues" and not _SENTENCE_END.search(last)
 
     def _closed(self, *, wanted: bool = True) -> Iterator[Passage]:
         """Close the open paragraph, and yield it if it is wanted and holds sentences."""
@@ -388,13 +402,6 @@ def _is_underline(line: str, above: str) -> bool:
         full = len(line.rstrip()) >= len(above)
         return full or (len(line.rstrip()) >= MIN_TILDES and not above.endswith(":"))
     return _UNDERLINE.match(line) is not None
-
-
-def _continues(line: str, following: str, breaks: Breaks) -> bool:
-    """Whether the following line continues the sentence of this one."""
-    if breaks == "wrapped":
-        return following[:1].islower() or len(line.rstrip()) in WRAPPED_LENGTHS
-    return breaks == "cues" and not _SENTENCE_END.search(line.rstrip())
 
 
 def is_label(flat: str) -> bool:

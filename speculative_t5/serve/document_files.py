@@ -9,6 +9,7 @@ from typing import Any
 from ..documents import (
     DOCUMENT_SUFFIXES,
     SENTENCE_LANGUAGES,
+    Document,
     PlainFile,
     RewriteOptions,
     check_read,
@@ -54,7 +55,8 @@ def rewrite_file(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) ->
         language, suffix = _language_corrected(fields, decoder.tokenizer), ".corrected"
         code, is_done = language.partition("-")[0], False
         options = RewriteOptions(language=code if code in SENTENCE_LANGUAGES else "en")
-    made = decoder.document("" if is_done else document.text, options, document.breaks)
+    text = "" if is_done else document.text
+    made = Document(decoder, text, options, document.breaks, unread=document.unread)
     result = made.result(made.rewrite())
     data = document.rewritten(document.text if is_done else result.text)
     path = PurePosixPath(fields["name"])
