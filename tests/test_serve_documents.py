@@ -43,9 +43,9 @@ from pieces import Scripted
 from speculative_t5.documents import Document
 from speculative_t5.serve import text_worker, texts
 answers = {{"Das ist ein Haus.": "C\'est une maison."}}
-def document(self, text, options, breaks):
+def document(self, text, options, breaks, unread=()):
     made = Scripted(lambda read: answers.get(read, ""), languages=self.languages, prefix="")
-    return Document(made, text, options, breaks)
+    return Document(made, text, options, breaks, unread=unread)
 texts.Remote.document = document
 text_worker.work_on_texts()
 """

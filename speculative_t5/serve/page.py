@@ -11,7 +11,7 @@ from hashlib import sha256
 from html import escape
 from pathlib import Path
 
-from ..documents import DOCUMENT_SUFFIXES, FILE_FORMATS, NOT_READ, PlainFile
+from ..documents import DOCUMENT_SUFFIXES, FILE_FORMATS, NOT_READ
 from ..generation import ORIGIN_CSS, ORIGIN_MEANINGS
 
 
@@ -39,7 +39,7 @@ def _made_page() -> str:
 
 def _sent_whole() -> list[str]:
     """Return what the names of files end in that are more than the text in them."""
-    forms = (form for form in FILE_FORMATS.values() if form.reader != PlainFile.__name__)
+    forms = (form for name, form in FILE_FORMATS.items() if name not in TYPED_FORMATS)
     return [suffix for form in forms for suffix in form.suffixes]
 
 
@@ -49,6 +49,7 @@ def _hash(tag: str) -> str:
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
+TYPED_FORMATS = ("txt", "md")  # that people read and write as they are: they open in the box
 PAGE_HTML = _made_page()
 CONTENT_POLICY = (
     f"default-src 'none'; style-src '{_hash('style')}'; script-src '{_hash('script')}'; "

@@ -66,9 +66,15 @@ class Remote:
         """Let prompts be translated from now on; see `SpeculativeDecoder.translating`."""
         self._prompts = self._prompts.translating(to, from_)
 
-    def document(self, text: str, options: RewriteOptions, breaks: Breaks = "wrapped") -> Document:
-        """Return a text whose sentences this decoder decodes."""
-        return Document(self, text, options, breaks)
+    def document(
+        self,
+        text: str,
+        options: RewriteOptions,
+        breaks: Breaks = "wrapped",
+        unread: Sequence[int] = (),
+    ) -> Document:
+        """Return a text whose sentences this decoder decodes; see `Document`."""
+        return Document(self, text, options, breaks, unread=unread)
 
     def check_batch(self, options: BatchOptions) -> None:
         """See `SpeculativeDecoder.check_batch`: the server has its own number of rows."""
