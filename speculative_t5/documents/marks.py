@@ -136,10 +136,11 @@ class _Writer:
         if any(pieces[part] != texts[part] for part in fixed):
             self._has_refused = True
             pieces, is_estimate = {}, False  # all of it stays
+        pieces = {part: piece for part, piece in pieces.items() if part not in fixed}
         for each in replaced:
-            if not (each.text and each.part in pieces.keys() - fixed):
+            if not (each.text and each.part in pieces):
                 self._write(each)
-        self._write_pieces({part: pieces[part] for part in pieces if part not in fixed}, replaced)
+        self._write_pieces(pieces, replaced)
         self._is_estimate |= is_estimate
         self._has_divided |= len(texts) > 1
 
