@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from speculative_t5.cli import terminal, translate
+from speculative_t5.cli.options import flag
 from speculative_t5.cli.targets import text_of
 from speculative_t5.documents import Document, RewriteOptions
+from speculative_t5.options import OptionError
 
 import pytest
 from commands import Call
@@ -106,6 +108,6 @@ def test_translate_takes_the_first_model_here_that_can(call: Call, here: Path) -
     make_translator(here)
     done = call("translate", "--to", "German", "Hello there.", "--no-guard", "--max-tokens", "9")
     assert done.code == 0 and "with model" in done.err
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(OptionError) as refused:
         translate.translator("Japanese", None)
-    check_message(str(refused.value), "no model on this machine translates to 'Japanese'")
+    check_message(str(refused.value.spelled(flag)), "--to is 'Japanese'")

@@ -43,12 +43,24 @@ from .targets import (
     OutputOptions,
     Reading,
     Target,
+    TypedText,
     find_targets,
     is_several,
     partial_file_of,
     text_target,
 )
 from .terminal import DISK_ERRORS, note, one_line
+
+# What `correct` and `translate` take, and an option of all three.
+TextOrFiles = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TEXT_OR_FILES...",
+        help="A text in quotation marks; or files and folders: text, Markdown, subtitles or HTML "
+        "in UTF-8, or documents of Word; - is standard input, which is read if nothing is given.",
+    ),
+]
+ROWS_OPTION = option(None, "Pieces to decode side by side.", shown="16, or 1 with --steady")
 
 
 @with_options(changes={"task": None})
@@ -65,9 +77,7 @@ def document(
     *,
     files: OutputOptions,
     wanted: RewriteOptions,
-    batch_size: int | None = option(
-        None, "Pieces to decode side by side.", shown="16, or 1 with --steady"
-    ),
+    batch_size: int | None = ROWS_OPTION,
     options: DecoderOptions,
 ) -> None:
     """Rewrite texts of any length, for example to correct or translate them.
@@ -170,9 +180,14 @@ class FilesRun:
             if self.kept:
                 self.kept.narrow(target.mode(self.kept.path, reading.found))
             self._check_backup(target, reading.data)
-            form, labels = reading.form, target.text is not None
+            form, is_typed = reading.form, isinstance(target, TypedText)
             whole = Document(
-                self.decoder, form.text, self.wanted, form.breaks, labels=labels, unread=form.unread
+                self.decoder,
+                form.text,
+                self.wanted,
+                form.breaks,
+                labels=is_typed,  # what people type is to be read, also if it is no sentence
+                unread=form.unread,
             )
         if whole is None or reading is None:
             return
@@ -186,7 +201,8 @@ class FilesRun:
             data = reading.data
             if result.text != result.source:
                 data = reading.form.rewritten(result.text)
-            data += b"\n" if target.text is not None else b""
+            if isinstance(target, TypedText):  # the end of the line on which it was typed
+                data += b"\n"
             written = []
             if not self.files.check:
                 written = self._write_all(target, reading, data, result)

@@ -16,6 +16,7 @@ from ..documents import (
     DOCUMENT_FORMATS,
     DOCUMENT_SUFFIXES,
     FILE_FORMATS,
+    NO_TEXT,
     NOT_READ,
     PlainFile,
     check_read,
@@ -37,8 +38,6 @@ PARTIAL_SUFFIX = ".partial.jsonl"
 WORD_LOCK_PREFIX = "~$"  # how the names begin of files that Word makes beside open documents
 FILE_NAME = re.compile(r"\S+\.[A-Za-z][A-Za-z0-9]{0,7}")  # a word alone that looks like one
 MAX_SUFFIXES_NAMED = 5  # suffixes of files that are left alone
-# Of formats that are not written here, so that text under such a name would be a broken file.
-OTHER_SUFFIXES = (".doc", ".odt", ".pdf", ".rtf", ".epub", ".xlsx", ".pptx")
 
 
 @dataclass(frozen=True)
@@ -144,13 +143,10 @@ class Target:
     page: str | None
     form: str | None = None  # its format, if its name does not say it
     in_place: bool = False
-    text: str | None = None  # what was typed, if it is no file
 
     @property
     def name(self) -> str:
         """The name to show."""
-        if self.text is not None:
-            return "the text"
         return "standard input" if self.source == "-" else escaped(self.source)
 
     @property
@@ -173,9 +169,6 @@ class Target:
 
     def read(self) -> Reading:
         """Read the file; refuse what is no document, or cannot be replaced where it is to be."""
-        if self.text is not None:
-            data = self.text.encode()
-            return Reading(data, self.stat(), PlainFile(data, self.name))
         if self.source != "-" and Path(self.source).is_dir():  # one that could not be listed
             os.listdir(self.source)
         if self.in_place:
@@ -185,12 +178,46 @@ class Target:
         return Reading(data, found, read_file(data, self.name, self.form))
 
     def stat(self) -> os.stat_result:
-        """Return what the system says of what is read; a text is no plain file."""
-        return os.stat(os.devnull) if self.text is not None else stat_of(self.source)
+        """Return what the system says of the file."""
+        return stat_of(self.source)
 
     def mode(self, path: str | Path, found: os.stat_result) -> int:
         """Return the mode of a file that is made of this one."""
         return private_mode(path, [found])
+
+
+@dataclass(frozen=True)
+class TypedText(Target):
+    """A text that was typed where names of files may stand, and what is written for it."""
+
+    text: str = ""
+
+    @property
+    def name(self) -> str:
+        return "the text"
+
+    def read(self) -> Reading:
+        data = self.text.encode()
+        return Reading(data, self.stat(), PlainFile(data, self.name))
+
+    def stat(self) -> os.stat_result:
+        """Return what the system says of a file that everybody may read, as a text has none."""
+        return os.stat(os.devnull)
+
+
+def given_words(words: list[str] | None, command: str) -> list[str]:
+    """Return what was given to a command; where that is nothing, - for standard input.
+
+    Raises:
+        ValueError: If nothing was given, and standard input is a terminal.
+    """
+    if words:
+        return words
+    if terminal.is_terminal(sys.stdin):
+        raise ValueError(
+            f"{command} was given nothing: give a text in quotation marks, or names of files"
+        )
+    return ["-"]
 
 
 def text_of(words: Sequence[str]) -> str | None:
@@ -269,16 +296,14 @@ def _note_others(left: Sequence[Path]) -> None:
         note(f"{count(len(left), 'file')} left alone, as they are no documents ({kinds}{more})")
 
 
-def text_target(text: str, files: OutputOptions) -> Target:
+def text_target(text: str, files: OutputOptions) -> TypedText:
     """Return the target for a text that was typed."""
     if files.in_place or files.format is not None:
         raise ValueError(
             f"{'--in-place' if files.in_place else '--format'} is for files, and a text was given: "
             "leave it out"
         )
-    target = replace(_target_of("", "", files, several=False), text=text)
-    if files.output and Path(files.output).is_dir():
-        raise ValueError(f"{files.output} is a folder, expected the name of a file to write")
+    target = TypedText("", files.output, _page_of(files.output, files), text=text)
     _check_places(target, files)
     return target
 
@@ -382,7 +407,7 @@ def _check_format(target: Target, output: str) -> None:
     """Refuse an output whose name says that it is in another format than the source."""
     own, suffix = format_of(target.source, target.form), Path(output).suffix.lower()
     claimed = format_of(output)
-    is_other = suffix in OTHER_SUFFIXES or (not is_document(output) and FILE_FORMATS[own].is_binary)
+    is_other = suffix in NO_TEXT or (not is_document(output) and FILE_FORMATS[own].is_binary)
     differs = own != claimed and {own, claimed} != {"md", "txt"}
     if is_other or (is_document(output) and differs):
         raise ValueError(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
 
 import typer
 
 from ..checkpoints import ModelFolder, model_folders
 from ..documents import RewriteOptions
-from ..options import option
-from ..tokenizers import read_languages
-from .correct import TEXT_OR_FILES, given
-from .document import rewrite_all
+from ..tokenizers import Languages, read_languages
+from .document import ROWS_OPTION, TextOrFiles, rewrite_all
 from .options import DecoderOptions, is_given, with_options
-from .targets import OutputOptions, text_of
+from .targets import OutputOptions, given_words, text_of
 from .terminal import note
 
 ADVISED_MODEL = "google/madlad400-3b-mt"
@@ -28,15 +25,11 @@ ADVISED_MODEL = "google/madlad400-3b-mt"
 )
 def translate(
     ctx: typer.Context,
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT_OR_FILES...", help=TEXT_OR_FILES)
-    ] = None,
+    words: TextOrFiles = None,
     *,
     files: OutputOptions,
     wanted: RewriteOptions,
-    batch_size: int | None = option(
-        None, "Passages to decode side by side.", shown="16, or 1 with --steady"
-    ),
+    batch_size: int | None = ROWS_OPTION,
     options: DecoderOptions,
 ) -> None:
     """Translate a text or files.
@@ -46,7 +39,7 @@ def translate(
     """
     if options.to is None:
         raise ValueError("translate needs a language: give --to, such as --to German")
-    sources = given(words, "translate")
+    sources = given_words(words, "translate")
     text = text_of(sources)
     if not (is_given(ctx, "model") or options.adapter):
         options = replace(options, model=translator(options.to, options.from_))
@@ -58,18 +51,28 @@ def translator(to: str, from_: str | None) -> str:
     """Return the first model on this machine that translates to a language.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is none; if some translate, with what the first of them lacks.
     """
+    refused: ValueError | None = None
     for path in model_folders():
-        folder = ModelFolder(path)
-        if folder.kind == "t5-draft" or folder.is_encoder:
-            continue
-        try:
-            read_languages(folder.config, folder.tokenizer().vocabulary).pair(to, from_)
-        except ValueError:  # it does not translate to this language, or is no whole model
-            continue
-        return str(path)
-    raise ValueError(
+        languages = _languages_of(ModelFolder(path))
+        if languages.prefixes:
+            try:
+                languages.pair(to, from_)
+                return str(path)
+            except ValueError as error:
+                refused = refused or error
+    raise refused or ValueError(
         f"no model on this machine translates to {to!r}: give one with --model, such as "
         f"{ADVISED_MODEL}"
     )
+
+
+def _languages_of(folder: ModelFolder) -> Languages:
+    """Return the languages that a model translates, none if it cannot be told."""
+    if folder.kind == "t5-draft" or folder.is_encoder:
+        return Languages()
+    try:
+        return read_languages(folder.config, folder.tokenizer().vocabulary)
+    except ValueError:  # it is no whole model, and another one may do
+        return Languages()

@@ -13,6 +13,7 @@ from .readers import (
     DOCUMENT_FORMATS,
     DOCUMENT_SUFFIXES,
     FILE_FORMATS,
+    NO_TEXT,
     NOT_READ,
     check_read,
     format_of,

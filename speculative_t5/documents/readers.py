@@ -34,36 +34,25 @@ FILE_FORMATS = {
 }
 DOCUMENT_FORMATS = tuple(FILE_FORMATS)
 DOCUMENT_SUFFIXES = tuple(suffix for form in FILE_FORMATS.values() for suffix in form.suffixes)
-# Formats that people have texts in and that are not read, and what to do about each.
-_AS_PLAIN = "name it .txt, or give --format txt, to read it as plain text, marks included"
+# Formats that people have texts in and that are not read, and what to do about each: those that are
+# no text, so that text under such a name would be a broken file, and those that are.
 _AS_WORD = "save it as .docx"
-NOT_READ = {
-    ".doc": _AS_WORD,
-    ".dot": _AS_WORD,
-    ".odt": _AS_WORD,
-    ".rtf": _AS_WORD,
-    ".pages": _AS_WORD,
-    ".docm": _AS_WORD,
+_AS_TEXT = "give its text as .txt or .docx"
+_AS_SHEET = "save the sheet as .csv, and use `batch` for a column of it"
+_AS_TABLE = "use `batch` for a column of a table"
+_AS_PLAIN = "name it .txt, or give --format txt, to read it as plain text, marks included"
+NO_TEXT = {
+    **dict.fromkeys((".doc", ".dot", ".docm", ".odt", ".rtf", ".pages"), _AS_WORD),
     ".pdf": f"{_AS_WORD}, or its text as .txt",
     ".epub": "give the .html files in it, once it is unpacked",
-    ".pptx": "give its text as .txt or .docx",
-    ".ppt": "give its text as .txt or .docx",
-    ".odp": "give its text as .txt or .docx",
-    ".xlsx": "save the sheet as .csv, and use `batch` for a column of it",
-    ".xls": "save the sheet as .csv, and use `batch` for a column of it",
-    ".ods": "save the sheet as .csv, and use `batch` for a column of it",
-    ".csv": "use `batch` for a column of a table",
-    ".tsv": "use `batch` for a column of a table",
+    **dict.fromkeys((".pptx", ".ppt", ".odp"), _AS_TEXT),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), _AS_SHEET),
+    ".parquet": _AS_TABLE,
+}
+NOT_READ = NO_TEXT | {
+    **dict.fromkeys((".csv", ".tsv"), _AS_TABLE),
     ".jsonl": "use `batch` for a field of its records",
-    ".parquet": "use `batch` for a column of a table",
-    ".json": _AS_PLAIN,
-    ".xml": _AS_PLAIN,
-    ".yaml": _AS_PLAIN,
-    ".yml": _AS_PLAIN,
-    ".rst": _AS_PLAIN,
-    ".tex": _AS_PLAIN,
-    ".adoc": _AS_PLAIN,
-    ".org": _AS_PLAIN,
+    **dict.fromkeys((".json", ".xml", ".yaml", ".yml", ".rst", ".tex", ".adoc", ".org"), _AS_PLAIN),
 }
 
 

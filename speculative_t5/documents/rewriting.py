@@ -85,8 +85,8 @@ class RewriteOptions:
 
     guard: bool = option(
         True,
-        "Leave a piece as it is if its output looks wrong; without, outputs are used that end, and "
-        "that have a word for each line.",
+        "Leave a piece as it is if its output looks wrong; --no-guard uses any output that ends "
+        "and has a word for each line.",
     )
 
     def __post_init__(self) -> None:
