@@ -48,6 +48,9 @@ LOCAL: dict[tuple[str, str], Any] = {
         "speculative_t5/cli/job.py",
         r"re.escape(Path(output).name) + f'\\.{number}-of-{number}'",
     ): None,
+    ("speculative_t5/documents/markdown.py", r"f'</{name}\\s*>' if name else '-->'"): (
+        re.compile(r"</script\s*>", re.IGNORECASE)
+    ),
     ("speculative_t5/serve/page.py", "f'<{tag}>(.*?)</{tag}>'"): None,
     ("speculative_t5/tokenizers/splitting.py", "'|'.join(names) or '(?!)'"): (
         re.compile("|".join(["</s>", "<pad>", *(f"<extra_id_{i}>" for i in range(100))]))
@@ -117,6 +120,11 @@ TEXTS: dict[str, Make] = {
     "fences": repeated("~~~ a\n"),
     "fences ever shorter": ever_shorter("~", "He go."),
     "rules": repeated("- "),
+    "marks of notes opened": repeated("[^"),
+    "links": repeated("[a](b) "),
+    "links within links": repeated("[[a](b)"),
+    "emphasis": repeated("*a **b** "),
+    "elements without ends": repeated("<pre> a <!-- "),
     "square brackets": repeated("[a", "", "]: "),
     "braces": repeated("{", "a ", " b."),
     "placeholders": repeated("{a} "),
@@ -201,7 +209,9 @@ class Whole:
         form = read_file(data.get(self.suffix, text.encode)(), f"text{self.suffix}")
         decoder = scripted(self.answer, languages=self.languages)
         with unlimited():
-            document = Document(decoder, form.text, RewriteOptions(by=self.by), form.breaks)
+            document = Document(
+                decoder, form.text, RewriteOptions(by=self.by), form.breaks, unread=form.unread
+            )
             done = document.result(document.rewrite())
         form.rewritten(done.text)
         for piece in done.pieces:
@@ -373,7 +383,7 @@ def _loops() -> Iterator[tuple[str, str, Run]]:
     yield "serve/libretranslate.py", "/translate", translated
     for suffix in (".txt", ".md", ".srt", ".vtt", ".html", ".docx"):
         yield "documents", f"document {suffix}, corrected", Whole(suffix, grown)
-    for suffix in (".txt", ".srt", ".html", ".docx"):
+    for suffix in (".txt", ".md", ".srt", ".html", ".docx"):
         pair = ("de", "en")
         yield "documents", f"document {suffix}, translated", Whole(suffix, turned, None, pair)
     yield "documents", "document .txt by paragraphs", Whole(".txt", grown, "paragraph")

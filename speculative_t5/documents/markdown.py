@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +25,9 @@ _INLINE_MARK = re.compile(
         https?://[^\s<>()"'`\[\]]++ | <[a-z][a-z+.-]{1,20}:[^\s<>]++> | <[^\s<>@]++@[^\s<>@]++>
       )
     | (?P<comment> <!-- )
-    | (?P<opaque> <(?P<name>script|style|pre|textarea|svg|math|code|kbd|samp|var)(?=[\s/>]) )
+    | (?P<opaque>
+        <(?P<name>(?i:script|style|pre|textarea|svg|math|code|kbd|samp|var))(?=[\s/>])
+      )
     | (?P<tag>
         </?[a-zA-Z][\w-]*+(?:"[^"]*"|'[^']*'|[^<>"'])*+>
         | \{%[^\n]{0,1000}?%\} | \{\#[^\n]{0,1000}?\#\}
@@ -35,7 +37,7 @@ _INLINE_MARK = re.compile(
         | \$\$?(?=\S)[^$\n]{1,500}(?<=\S)\$\$?(?!\d)
         | &\#?\w{1,30};
       )
-    | (?P<note> \[\^[^\]\s]++\] | \[![A-Z]++\] | (?<!\S)(?:!!!|\?\?\?\+?|:::+)[^\n]*+ )
+    | (?P<note> \[\^[^\[\]\s]{1,100}\] | \[![A-Z]++\] | (?<!\S)(?:!!!|\?\?\?\+?|:::+)[^\n]*+ )
     | (?P<target>
         \](?: \([^()\n]{0,2000}(?:\([^()\n]{0,500}\)[^()\n]{0,500}){0,3}\) | \[[^\[\]\n]{0,500}\] )
       )
@@ -46,25 +48,57 @@ _INLINE_MARK = re.compile(
     re.VERBOSE,
 )
 _DEFINED = re.compile(r"^ {0,3}\[([^\]\n]{1,500})\]:", re.MULTILINE)  # the target of a reference
-_LINE_WITH_END = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
+_END_OF_LINE = re.compile(r"(\r\n|\r|\n)")
+MAX_LABEL = 500  # characters of what names the target of a link
 
+# What is not read; what is read and stays; a backslash and the sign that it stands before.
 MarkKind = Literal["hidden", "fixed", "escape"]
 Mark = tuple[int, int, MarkKind]  # where it begins and ends in the file
 
 
 @dataclass(frozen=True)
 class _Stretch:
-    """A part of a line: text, or what is not read."""
+    """A part of a line: words, or a mark."""
 
     raw: str
     depth: int = 0  # of the marks around it
-    is_fixed: bool = False
-    is_read: bool = True
-    is_escape: bool = False  # a backslash and the sign that it stands before
+    mark: MarkKind | None = None
+
+    @property
+    def is_read(self) -> bool:
+        return self.mark != "hidden"
+
+    @property
+    def is_emphasis(self) -> bool:
+        return not self.is_read and self.raw[0] in "*_~"
 
     @property
     def text(self) -> str:
-        return "" if not self.is_read else self.raw[1:] if self.is_escape else self.raw
+        """How it is read."""
+        return "".join(text for _, text in self.characters)
+
+    @property
+    def characters(self) -> list[tuple[str, str]]:
+        """How each character is written, and as what it is read."""
+        if self.mark == "hidden":
+            return []
+        return [(self.raw, self.raw[1:])] if self.mark == "escape" else [(c, c) for c in self.raw]
+
+
+@dataclass(frozen=True)
+class _MarkedWords:
+    """A line of a file, without its end."""
+
+    stretches: list[_Stretch]
+
+    @property
+    def raw(self) -> str:
+        return "".join(each.raw for each in self.stretches)
+
+    @property
+    def text(self) -> str:
+        """How it is read."""
+        return "".join(each.text for each in self.stretches)
 
 
 class _MarkFinder:
@@ -72,7 +106,7 @@ class _MarkFinder:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._labels = {" ".join(each.casefold().split()) for each in _DEFINED.findall(text)}
+        self._labels = {*map(_label, _DEFINED.findall(text))}
         self._found: list[Mark] = []
         self._open: list[tuple[int, int]] = []  # brackets: where each begins, and its mark
         self._without_end: dict[str, int] = {}  # of elements: from where on none ends
@@ -120,7 +154,7 @@ class _MarkFinder:
             return
         first, number = self._open.pop()
         within = self._text[first + 1 : start]
-        is_label = " ".join(within.casefold().split()) in self._labels
+        is_label = len(within) <= MAX_LABEL and _label(within) in self._labels
         if self._text[first] == "!":
             del self._found[number:]
             self._add(first, end, "hidden")
@@ -128,18 +162,17 @@ class _MarkFinder:
             del self._found[number:]
             self._add(first, end, "fixed")
         elif found["target"]:
-            self._found.insert(number, (first, first + 1, "hidden"))
+            self._add(first, first + 1, "hidden")
             self._add(start, end, "hidden")
 
     def _behind(self, found: re.Match[str]) -> int:
         """Return the place behind an element that is not read; of one without end, its tag's."""
         name = (found["name"] or "").casefold()
-        closing = f"</{name}>" if name else "-->"
         start = found.end()
         if start < self._without_end.get(name, len(self._text)):
-            at = self._text.find(closing, start)
-            if at >= 0:
-                return at + len(closing)
+            closing = re.compile(rf"</{name}\s*>" if name else "-->", re.IGNORECASE)
+            if last := closing.search(self._text, start):
+                return last.end()
             self._without_end[name] = start
         tag_end = self._text.find(">", start, start + 1000)
         return max(start, tag_end + 1)
@@ -147,6 +180,11 @@ class _MarkFinder:
     def _add(self, start: int, end: int, kind: MarkKind) -> None:
         if start < end:
             self._found.append((start, end, kind))
+
+
+def _label(text: str) -> str:
+    """Return what names the target of a link as it is compared: without case and wide spaces."""
+    return " ".join(text.casefold().split())
 
 
 def _apart(marks: list[Mark]) -> list[Mark]:
@@ -188,52 +226,33 @@ class MarkdownFile(PlainFile):
 
     def __init__(self, data: bytes, name: str) -> None:
         super().__init__(data, name)
-        source = self.text
-        self._lines: list[tuple[list[_Stretch], str]] = []  # each, and how it ends
+        self._lines, self._ends = _read_lines(self.text)
         self._estimated: list[int] = []
         self._refused: list[int] = []
-        marks = _MarkFinder(source).marks()
-        starts = [start for start, _, _ in marks]
-        depth = 0
-        for line in _LINE_WITH_END.finditer(source):
-            words = line[0].rstrip("\r\n")
-            start, end = line.start(), line.start() + len(words)
-            first = max(0, bisect_left(starts, start) - 1)
-            some = marks[first : bisect_left(starts, end)]
-            stretches, depth = _stretches(source, start, end, some, depth if words.strip() else 0)
-            self._lines.append((stretches, line[0][len(words) :]))
-            if line.end() == len(source) and not (line[0] and line[0] != words):
-                break
+        texts = [line.text for line in self._lines]
         self.unread = [
-            sum(len(each.raw) - len(each.text) for each in some) for some, _ in self._lines
+            len(line.raw) - len(text) for line, text in zip(self._lines, texts, strict=True)
         ]
-        self.text = "".join(
-            "".join(each.text for each in some) + line_end for some, line_end in self._lines
-        )
+        self.text = _with_ends(texts, self._ends)
 
     def rewritten(self, text: str) -> bytes:
-        made, lines = [], _LINE_WITH_END.findall(text)
-        for number, ((stretches, line_end), new) in enumerate(
-            zip(self._lines, lines, strict=False), 1
+        made = []
+        for number, (line, new) in enumerate(
+            zip(self._lines, _END_OF_LINE.split(text)[::2], strict=True), 1
         ):
-            words = new[: len(new) - len(line_end)] if line_end else new
-            raw = "".join(each.raw for each in stretches)
-            if words != "".join(each.text for each in stretches):
-                raw = self._changed(number, stretches, words)
-            made.append(raw + line_end)
-        return "".join(made).encode()
+            made.append(line.raw if new == line.text else self._changed(number, line, new))
+        return _with_ends(made, self._ends).encode()
 
-    def _changed(self, number: int, stretches: list[_Stretch], words: str) -> str:
+    def _changed(self, number: int, line: _MarkedWords, words: str) -> str:
         """Return a line with other words."""
+        stretches = line.stretches
         read = [i for i, each in enumerate(stretches) if each.is_read]
-        if not read:
-            return "".join(each.raw for each in stretches)
         characters = [
             Character(text, part, raw)
             for part, i in enumerate(read)
-            for raw, text in _characters_of(stretches[i])
+            for raw, text in stretches[i].characters
         ]
-        parts = [Part(stretches[i].depth, stretches[i].is_fixed) for i in read]
+        parts = [Part(stretches[i].depth, stretches[i].mark == "fixed") for i in read]
         changed = MarkedLine(characters, parts).changed(words)
         if changed.is_estimate:
             self._estimated.append(number)
@@ -242,7 +261,7 @@ class MarkdownFile(PlainFile):
         made = [each.raw for each in stretches]
         for i, part in zip(read, changed.parts, strict=True):
             made[i] = part
-            if not part and _is_around(stretches, i):  # asterisks around nothing would be seen
+            if not part and _is_emphasized(stretches, i):  # asterisks around nothing would be seen
                 made[i - 1] = made[i + 1] = ""
         if strays := _strays(stretches, made):
             made = ["" if i in strays else each for i, each in enumerate(made)]
@@ -256,64 +275,74 @@ class MarkdownFile(PlainFile):
         ]
 
 
-def _is_around(stretches: list[_Stretch], place: int) -> bool:
-    """Whether a stretch of words is all that stands in some emphasis."""
-    if not 0 < place < len(stretches) - 1 or not stretches[place].raw:
+def _is_emphasized(stretches: list[_Stretch], place: int) -> bool:
+    """Whether a stretch of words is all that stands between two marks of emphasis."""
+    if not (0 < place < len(stretches) - 1 and stretches[place].raw):
         return False
     before, after = stretches[place - 1], stretches[place + 1]
-    return (
-        not (before.is_read or after.is_read) and before.raw == after.raw and before.raw[0] in "*_~"
-    )
+    return before.is_emphasis and after.is_emphasis and before.raw == after.raw
 
 
 def _strays(stretches: list[_Stretch], made: list[str]) -> set[int]:
     """Return the places of emphasis that would be seen as signs, with the like in the line."""
     line, at, seen = "".join(made), 0, set[str]()
     for stretch, raw in zip(stretches, made, strict=True):
-        is_mark = not stretch.is_read and raw[:1] in ("*", "_", "~")
-        if is_mark and not _is_emphasis(line, at, at + len(raw)):
+        if raw and stretch.is_emphasis and not _is_emphasis(line, at, at + len(raw)):
             seen.add(raw)
         at += len(raw)
-    return {i for i, each in enumerate(stretches) if not each.is_read and each.raw in seen}
+    return {i for i, each in enumerate(stretches) if each.is_emphasis and each.raw in seen}
 
 
-def _characters_of(stretch: _Stretch) -> Iterator[tuple[str, str]]:
-    """Yield how each character is written, and as what it is read."""
-    if stretch.is_escape:
-        yield stretch.raw, stretch.text
-    else:
-        yield from ((each, each) for each in stretch.raw)
+def _read_lines(source: str) -> tuple[list[_MarkedWords], list[str]]:
+    """Return the lines of a file, and how each but the last ends."""
+    pieces = _END_OF_LINE.split(source)
+    words, ends = pieces[::2], pieces[1::2]
+    marks = _MarkFinder(source).marks()
+    starts = [start for start, _, _ in marks]
+    lines, at, depth = [], 0, 0
+    for line, line_end in zip(words, [*ends, ""], strict=True):
+        end = at + len(line)
+        # The mark before the first one of the line may go on in it.
+        first = max(0, bisect_left(starts, at) - 1)
+        some = marks[first : bisect_left(starts, end)]
+        stretches, depth = _stretches(source, at, end, some, depth if line.strip() else 0)
+        lines.append(_MarkedWords(stretches))
+        at = end + len(line_end)
+    return lines, ends
+
+
+def _with_ends(lines: Sequence[str], ends: Sequence[str]) -> str:
+    return "".join(line + end for line, end in zip(lines, [*ends, ""], strict=True))
 
 
 def _stretches(
-    source: str, start: int, end: int, marks: list[Mark], depth: int
+    source: str, start: int, end: int, marks: Sequence[Mark], depth: int
 ) -> tuple[list[_Stretch], int]:
     """Return the stretches of a line, and how many marks are open behind it."""
-    found, at, opened = [], start, depth
-    for first, last, kind in marks:
-        first, last = max(first, at), min(last, end)
+    found, at = list[_Stretch](), start
+    for mark_start, mark_end, kind in marks:
+        first, last = max(mark_start, at), min(mark_end, end)
         if first >= last:
             continue
         if at < first:
-            found.append(_Stretch(source[at:first], opened))
-        raw = source[first:last]
+            found.append(_Stretch(source[at:first], depth))
+        found.append(_Stretch(source[first:last], depth, kind))
         if kind == "hidden":
-            found.append(_Stretch(raw, is_read=False))
-            opened = max(0, opened + _opens(source, first, last))
-        else:
-            found.append(
-                _Stretch(raw, opened, is_fixed=kind == "fixed", is_escape=kind == "escape")
-            )
+            depth = max(0, depth + _opens(source, first, last))
         at = last
     if at < end:
-        found.append(_Stretch(source[at:end], opened))
-    return found, opened
+        found.append(_Stretch(source[at:end], depth))
+    return found, depth
 
 
 def _opens(source: str, first: int, last: int) -> int:
     """Return 1 if words behind a mark have one more, -1 if one less, else 0."""
-    mark = source[first:last]
-    if mark == "[" or (mark[0] in "*_~`" and not source[last : last + 1].isspace()):
-        before = source[first - 1 : first] if first else " "
-        return 1 if mark == "[" or before.isspace() or _is_sign(before) else -1
-    return -1 if mark[0] in "]*_~`" else 0
+    kind = source[first]
+    if kind == "[":
+        return 1
+    if kind == "]":
+        return -1
+    if kind not in "*_~`":
+        return 0
+    before, after = source[first - 1 : first] or " ", source[last : last + 1] or " "
+    return 1 if not after.isspace() and (before.isspace() or _is_sign(before)) else -1

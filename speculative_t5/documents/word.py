@@ -119,7 +119,7 @@ class WordFile(PlainFile):
                 self._refused.append(number)
         for part, root in self._notes:
             if root in changed_roots:
-                part._blob = serialize_part_xml(root)
+                part._blob = serialize_part_xml(root)  # python-docx knows it as bytes alone
         file = io.BytesIO()
         self._document.save(file)
         return file.getvalue()
