@@ -62,7 +62,9 @@ def translator(to: str, from_: str | None) -> str:
                 return str(path)
             except ValueError as error:
                 refused = refused or error
-    raise refused or ValueError(
+    if refused:
+        raise refused
+    raise ValueError(
         f"no model on this machine translates to {to!r}: give one with --model, such as "
         f"{ADVISED_MODEL}"
     )
