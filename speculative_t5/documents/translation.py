@@ -15,6 +15,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
+from .placeholders import PLACEHOLDER_PATTERN, TAG_PATTERN
 from .splitting import SENTENCE_LANGUAGES, segments
 
 # How many letters of an alphabet a character stands for, by the beginning of its Unicode name.
@@ -40,9 +41,7 @@ _ADDRESS = re.compile(
     re.VERBOSE,
 )
 _PLACEHOLDER = re.compile(
-    r"\$?(?<!\{)\{++[^{}\s]++\}+"  # {name}, ${name}, {{name}}
-    r"|%(?:\(\w+\)|\d+\$)?[-+0#]*+\d*+(?:\.\d+)?[sdifgx@](?!\w)"  # %s, %(name)s, %1$d, %.2f
-    r"|</?[A-Za-z][^<>]*>|&#?\w+;|\[\^\w+\]|`[^`]+`"  # marks of HTML and Markdown
+    rf"{PLACEHOLDER_PATTERN} | {TAG_PATTERN} | &\#?\w+; | \[\^\w+\] | `[^`]+`", re.VERBOSE
 )
 _ENUMERATOR = re.compile(r"(?<!\S)\(?(?:\d{1,2}|[a-z])\)(?=\s)")
 # Words that are written alike in all languages: those with capitals or digits behind a small
