@@ -181,6 +181,8 @@ class FilesRun:
                 self.kept.narrow(target.mode(self.kept.path, reading.found))
             self._check_backup(target, reading.data)
             form, is_typed = reading.form, isinstance(target, TypedText)
+            if self.decoder.languages:
+                form.translate_into(self.decoder.languages[1])
             whole = Document(
                 self.decoder,
                 form.text,

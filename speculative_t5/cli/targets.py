@@ -346,8 +346,8 @@ def _inner(folder: Path, left: list[Path], *, links: bool) -> Iterator[Path]:
         found += [
             Path(place) / name for name in names if not name.startswith((".", WORD_LOCK_PREFIX))
         ]
-    left.extend(path for path in found if not is_document(path.name))
-    for path in sorted(path for path in found if is_document(path.name)):
+    left.extend(path for path in found if not is_document(str(path)))
+    for path in sorted(path for path in found if is_document(str(path))):
         if path.is_symlink() and not links:
             note(f"{path}: a link, which is left alone; give its own name to follow it")
         elif path.is_file():

@@ -23,6 +23,12 @@ class PlainFile:
     def __init__(self, data: bytes, name: str) -> None:
         self.text = decoded(data, name)
 
+    def translate_into(self, language: str) -> None:
+        """Prepare for a translation, which some formats put beside the words that they have.
+
+        The text is then what is to be translated. To be called before it is used.
+        """
+
     def number(self, line: int) -> int:
         """Return the number, from 1, under which a reader of the file finds a line of the text."""
         return line

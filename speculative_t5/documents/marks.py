@@ -13,10 +13,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 from .alignment import opcodes
 from .comparison import EMOJI_JOINER, words_and_signs
 from .layout import bare, places
+
+Text = TypeVar("Text")  # a part as a reader of a format has it
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ class _Writer:
 
 
 def read_line(
-    texts: Sequence[str], read: Callable[[str], Iterable[tuple[str, str]]]
+    texts: Sequence[Text], read: Callable[[Text], Iterable[tuple[str, str]]]
 ) -> Iterator[Character]:
     """Yield the characters of texts, each a part, that are read as one line with single blanks.
 

@@ -20,7 +20,8 @@ class FileFormat:
     module: str  # of this room, and the class in it
     reader: str
     suffixes: tuple[str, ...]  # the first is the one to propose
-    names: tuple[str, ...] = ()  # whole names, where a suffix is that of other files as well
+    # Whole names, perhaps with a folder, where a suffix is that of other files as well.
+    names: tuple[str, ...] = ()
     is_binary: bool = False
 
 
@@ -31,6 +32,16 @@ FILE_FORMATS = {
     "vtt": FileFormat("subtitles", "Subtitles", (".vtt",)),
     "html": FileFormat("web", "WebPage", (".html", ".htm")),
     "docx": FileFormat("word", "WordFile", (".docx",), is_binary=True),
+    "po": FileFormat("catalogs", "Catalog", (".po", ".pot")),
+    "android": FileFormat(
+        "app_strings",
+        "AndroidStrings",
+        (),
+        names=("strings.xml", "values*/plurals.xml", "values*/arrays.xml"),
+    ),
+    "strings": FileFormat("app_strings", "AppleStrings", (".strings",)),
+    "xcstrings": FileFormat("string_catalogs", "StringCatalog", (".xcstrings",)),
+    "ipynb": FileFormat("notebook", "Notebook", (".ipynb",)),
 }
 DOCUMENT_FORMATS = tuple(FILE_FORMATS)
 DOCUMENT_SUFFIXES = tuple(suffix for form in FILE_FORMATS.values() for suffix in form.suffixes)
@@ -68,7 +79,8 @@ def is_document(name: str) -> bool:
 
 def suffix_of(form: str) -> str:
     """Return what the names of files of a format end in."""
-    return FILE_FORMATS[form].suffixes[0]
+    known = FILE_FORMATS[form]
+    return (*known.suffixes, *known.names)[0]
 
 
 def check_read(name: str, form: str | None = None) -> None:
@@ -99,6 +111,6 @@ def _known_format(name: str) -> str | None:
     path = Path(name)
     suffix = path.suffix.lower()
     for form, known in FILE_FORMATS.items():
-        if suffix in known.suffixes or path.name in known.names:
+        if suffix in known.suffixes or any(map(path.match, known.names)):
             return form
     return None

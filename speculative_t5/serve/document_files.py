@@ -35,6 +35,8 @@ def opened_file(fields: dict[str, Any], data: bytes) -> dict[str, Any]:
     if not is_document(name):
         refuse("name", f"a name that ends in one of {', '.join(DOCUMENT_SUFFIXES)}", name)
     document = read_file(data, name)
+    if "target" in fields:
+        document.translate_into(text_field(fields, "target"))
     own = {"name": name, "document": document, "text": document.text, "q": document.text}
     return {"language": "auto", "source": "auto"} | fields | own
 

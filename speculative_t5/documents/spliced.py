@@ -1,0 +1,369 @@
+r"""Files with texts of programs: strings in them are replaced, and all else keeps its bytes.
+
+A string is read as lines, as it is shown: `\n` in it ends one. What a program puts values in place
+of stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+from .formats import PlainFile, say_refused
+from .marks import MarkedLine, Part, read_line
+from .placeholders import CHOICES_PATTERN
+from .splitting import Breaks
+
+WRAPPED_FROM = 40  # characters of a line that was broken because it was full
+MOST_NAMED = 3  # numbers of lines that one note names
+
+# A line break of a string may be within a sentence. A "join" is between two literals that make one
+# string, and a "mark" is within a sentence and no part of it.
+TokenKind = Literal["text", "fixed", "mark", "break", "join"]
+Edit = tuple[int, int, str]  # where a stretch of a file begins and ends, and what replaces it
+_CHOICES = re.compile(CHOICES_PATTERN)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A piece of a string, as the file has it."""
+
+    raw: str
+    kind: TokenKind = "text"
+    read: str | None = None  # what the whole of it is read as, if not its characters
+    opens: int = 0  # how many marks begin with it; -1 if one ends
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a format writes characters in strings."""
+
+    read: Callable[[str], Iterator[tuple[str, str]]]  # yields how each is written, and is read
+    write: Callable[[str], str]
+    line_break: str = "\\n"
+
+
+@dataclass(frozen=True)
+class ChangedString:
+    """A string with other words."""
+
+    raw: str
+    is_estimate: bool = False
+    has_refused: bool = False
+
+
+class _StringLine:
+    """A line of a string."""
+
+    def __init__(self, tokens: Sequence[Token], spelling: Spelling) -> None:
+        self.tokens, self._spelling = tokens, spelling
+        shown = (token for token in tokens if token.kind in ("text", "fixed"))
+        read = "".join(each for token in shown for _, each in self._pairs(token))
+        self.text = " ".join(read.split())
+
+    @property
+    def is_read(self) -> bool:
+        """Whether there are words in it that may change."""
+        words = (token.raw for token in self.tokens if token.kind == "text")
+        return bool(self.text) and any(not raw.isspace() for raw in words)
+
+    def _pairs(self, token: Token) -> Iterator[tuple[str, str]]:
+        if token.read is None:
+            yield from self._spelling.read(token.raw)
+        else:
+            yield token.raw, token.read
+
+    def changed(self, text: str, *, translates: bool) -> ChangedString:
+        """Return the line with another text.
+
+        In a correction what is fixed stays where it is. In a translation its order may change, and
+        the literals of the string are one.
+        """
+        tokens = [token for token in self.tokens if not (translates and token.kind == "join")]
+        groups: list[list[Token]] = []  # what is read as a part, or is a mark
+        parts: dict[int, Part] = {}  # by group
+        depth = 0
+        for token in tokens:
+            depth = max(0, depth + token.opens)
+            is_part = token.kind in ("text", "fixed")
+            goes_on = is_part and len(groups) - 1 in parts
+            if goes_on and translates:
+                groups[-1].append(token)
+                continue
+            groups.append([token])
+            if is_part:
+                fixed = token.kind == "fixed" and not translates
+                parts[len(groups) - 1] = Part(depth, fixed)
+        read = [*read_line([groups[i] for i in parts], self._read_all)]
+        wholes = [token for token in tokens if token.read is not None]
+        write = _WholesWriter(wholes, self._spelling.write) if translates else self._spelling.write
+        changed = MarkedLine(read, [*parts.values()]).changed(text, write)
+        pieces = ["".join(token.raw for token in group) for group in groups]
+        before = "".join(pieces)
+        for i, part in zip(parts, changed.parts, strict=True):
+            pieces[i] = part
+        made = "".join(pieces)
+        if any(made.count(each.raw) != before.count(each.raw) for each in wholes):
+            return ChangedString(before, has_refused=True)
+        made = self._wrapped(made, before) if translates else made
+        return ChangedString(made, changed.is_estimate, changed.has_refused)
+
+    def _read_all(self, tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
+        return chain.from_iterable(map(self._pairs, tokens))
+
+    def _wrapped(self, made: str, before: str) -> str:
+        """Break a line at blanks where it is longer than those were that its string had."""
+        line_break = self._spelling.line_break
+        if line_break not in before or line_break in made:
+            return made
+        most, room = max(map(len, before.split(line_break))), 0
+        words: list[str] = []
+        for word in re.findall(r"\s*+\S++|\s++\Z", made):
+            room -= len(word)
+            if words and room < 0 and word[0].isspace() and word.strip():
+                words.append(line_break)
+                word = word.lstrip()
+                room = most - len(word)
+            elif not words:
+                room = most - len(word)
+            words.append(word)
+        return "".join(words)
+
+
+class _WholesWriter:
+    """Writes words, and those of what stays as a whole as the file has it."""
+
+    def __init__(self, wholes: Sequence[Token], write: Callable[[str], str]) -> None:
+        self._write = write
+        self._left: dict[str, list[str]] = {}
+        for token in wholes:
+            self._left.setdefault(token.read or "", []).append(token.raw)
+        names = sorted(self._left, key=len, reverse=True)
+        some = "|".join(map(re.escape, names))
+        self._any = re.compile(rf"(?<!\w)(?:{some})(?!\w)") if names else None
+
+    def __call__(self, text: str) -> str:
+        made, at = [], 0
+        for found in self._any.finditer(text) if self._any else ():
+            if left := self._left[found[0]]:
+                made += [self._write(text[at : found.start()]), left.pop(0)]
+                at = found.end()
+        return "".join([*made, self._write(text[at:])])
+
+
+class FileString:
+    """A string of a file: lines that are read, and what is between them."""
+
+    def __init__(self, tokens: Sequence[Token], start: int, spelling: Spelling) -> None:
+        self.start, self.end = start, start + sum(len(token.raw) for token in tokens)
+        self._pieces: list[_StringLine | Token] = []
+        self.lines: list[_StringLine] = []  # that are read
+        self.places: list[int] = []  # where each of those begins in the file
+        line: list[Token] = []
+        at = start
+        for token in [*_with_wraps(tokens), Token("", "break")]:
+            if token.kind != "break":
+                line.append(token)
+                continue
+            made = _StringLine(line, spelling)
+            if made.is_read:
+                self.lines.append(made)
+                self.places.append(at)
+            self._pieces += [made, token]
+            at += sum(len(each.raw) for each in [*line, token])
+            line = []
+
+    def changed(self, texts: Sequence[str], *, translates: bool) -> ChangedString:
+        """Return the string with other texts of its lines; of a translation, as one literal."""
+        new = iter(texts)
+        made = []
+        for piece in self._pieces:
+            if isinstance(piece, Token):
+                made.append(ChangedString(piece.raw))
+            elif not piece.is_read:
+                kept = (each.raw for each in piece.tokens if not _is_join(each, translates))
+                made.append(ChangedString("".join(kept)))
+            else:
+                made.append(piece.changed(next(new), translates=translates))
+        raw = "".join(each.raw for each in made)
+        is_estimate = any(each.is_estimate for each in made)
+        return ChangedString(raw, is_estimate, any(each.has_refused for each in made))
+
+
+def _is_join(token: Token, translates: bool) -> bool:
+    return translates and token.kind == "join"
+
+
+def _with_wraps(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Yield tokens, line breaks that are within a sentence as texts.
+
+    Those are behind a long line, and a small letter follows.
+    """
+    length, texts = 0, [*tokens]
+    for i, token in enumerate(texts):
+        if token.kind != "break":
+            length += len(token.raw)
+            yield token
+            continue
+        after = next((each.raw for each in texts[i + 1 :] if each.kind != "join"), "")
+        is_within = length >= WRAPPED_FROM and after[:1].islower()
+        yield Token(token.raw, "text", " ") if is_within else token
+        length = 0
+
+
+class SplicedFile(PlainFile):
+    """A file of which strings are read, and replaced where they stand."""
+
+    breaks: Breaks = "none"
+    spelling: Spelling
+
+    def _begin(self, source: str, encoding: str = "utf-8") -> None:
+        """Take the text of a file, and find its strings."""
+        self._source, self._encoding = source, encoding
+        self.language: str | None = None  # that it is translated into
+        ends = re.finditer(r"\r\n|\r|\n", source)
+        self._line_starts = [0, *(end.end() for end in ends)]
+        self._estimated: list[int] = []
+        self._refused: list[int] = []
+        self._unwritten: list[int] = []
+        self._find()
+
+    def _find(self) -> None:
+        self._with_choices: list[int] = []
+        self._strings = [*self._found()]
+        self.text = "\n".join(line.text for each in self._strings for line in each.lines)
+        self._places = [place for each in self._strings for place in each.places]
+
+    def translate_into(self, language: str) -> None:
+        self.language = language
+        self._find()
+
+    def _found(self) -> Iterator[FileString]:
+        """Yield the strings that are read."""
+        raise NotImplementedError
+
+    def _edits(self, made: Mapping[int, str]) -> Iterator[Edit]:
+        """Yield the edits for strings, by their numbers, that have other words."""
+        for number, raw in made.items():
+            string = self._strings[number]
+            yield string.start, string.end, raw
+
+    def _has_choices(self, raw: str, place: int) -> bool:
+        """Whether a string has words between signs of its own; note that it has."""
+        if "{" in raw and _CHOICES.search(raw):
+            self._with_choices.append(self._line_of(place))
+            return True
+        return False
+
+    def _line_of(self, place: int) -> int:
+        return bisect_right(self._line_starts, place)
+
+    def number(self, line: int) -> int:
+        return self._line_of(self._places[line - 1])
+
+    def rewritten(self, text: str) -> bytes:
+        self._estimated, self._refused, self._unwritten = [], [], []
+        made, lines = dict[int, str](), iter(text.split("\n"))
+        for number, string in enumerate(self._strings):
+            old = [line.text for line in string.lines]
+            new = [next(lines) for _ in old]
+            if new == old:
+                continue
+            changed = string.changed(new, translates=self.language is not None)
+            line = self._line_of(string.start)
+            if not _can_write(changed.raw, self._encoding):
+                self._unwritten.append(line)
+                continue
+            self._estimated += [line] * changed.is_estimate
+            self._refused += [line] * changed.has_refused
+            if not (changed.has_refused and self.language is not None):
+                made[number] = changed.raw
+        return spliced(self._source, self._edits(made)).encode(self._encoding)
+
+    def not_kept(self) -> list[str]:
+        estimated = [
+            f"line {number}: the places of tags within it are estimates"
+            for number in dict.fromkeys(self._estimated)
+        ]
+        return [
+            *estimated,
+            *say_refused("line", self._refused, "a placeholder or a name"),
+            *say_left(
+                self._unwritten,
+                f"its new words have characters that {self._encoding} lacks; save the file in "
+                "UTF-8 to have them",
+            ),
+            *say_left(self._with_choices, "it says another thing for each number or kind"),
+        ]
+
+
+def say_left(numbers: Sequence[int], why: str) -> list[str]:
+    """Say once which lines have strings that stay as they are, and why."""
+    if not numbers:
+        return []
+    found = [*dict.fromkeys(numbers)]
+    named = ", ".join(map(str, found[:MOST_NAMED]))
+    more = f" and {len(found) - MOST_NAMED:,} more" if len(found) > MOST_NAMED else ""
+    word = "line" if len(found) == 1 else "lines"
+    return [f"{word} {named}{more} left as is: {why}"]
+
+
+def spliced(source: str, edits: Iterator[Edit]) -> str:
+    """Return a text with edits, none of which overlaps another."""
+    made, at = [], 0
+    for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
+        made += [source[at:start], new]
+        at = end
+    return "".join([*made, source[at:]])
+
+
+def _can_write(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_tokens(raw: str, pattern: re.Pattern[str]) -> Iterator[Token]:
+    """Yield the tokens of a string.
+
+    The pattern's groups say what is found: "fixed", "tag", "break", or "mark" for what is not read;
+    in whatever else it finds, such as an escape, nothing begins.
+    """
+    at = 0
+    for found in pattern.finditer(raw):
+        name = found.lastgroup
+        if name not in ("fixed", "tag", "break", "mark"):
+            continue
+        if at < found.start():
+            yield Token(raw[at : found.start()])
+        at = found.end()
+        if name == "fixed":
+            yield Token(found[0], "fixed")
+        elif name == "break":
+            yield Token(found[0], "break")
+        else:
+            yield Token(found[0], "mark", opens=opens(found[0]) if name == "tag" else 0)
+    if at < len(raw):
+        yield Token(raw[at:])
+
+
+def opens(tag: str) -> int:
+    """Return 1 for a tag that begins a mark, -1 for one that ends one, else 0."""
+    if tag.startswith(("</", "&lt;/")):
+        return -1
+    is_alone = tag.endswith(("/>", "/&gt;")) or re.match(r"(?:<|&lt;)(?:br|hr|img)\b", tag)
+    return 0 if is_alone else 1
+
+
+def placed_lines(source: str, place: int) -> tuple[int, int]:
+    """Return the numbers, from 1, of the line and the column of a place in a text."""
+    before = source[:place]
+    line = len(re.findall(r"\r\n|\r|\n", before)) + 1
+    column = place - max(before.rfind("\n"), before.rfind("\r"))
+    return line, column
