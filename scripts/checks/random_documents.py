@@ -26,6 +26,7 @@ from speculative_t5.documents.marks import is_other
 import typer
 from docx import Document as NewWord
 from docx.oxml import parse_xml
+from random_catalogs import CATALOG_KINDS
 from random_markdown import markdown, skeleton_of_markdown
 from random_words import WORD, Skeleton, Words
 
@@ -220,6 +221,7 @@ KINDS = {
     "html": Kind(html, skeleton_of_html, "a.html"),
     "md": Kind(markdown, skeleton_of_markdown, "a.md"),
     "docx": Kind(docx, skeleton_of_docx, "a.docx"),
+    **{name: Kind(each.make, each.skeleton, each.name) for name, each in CATALOG_KINDS.items()},
 }
 
 

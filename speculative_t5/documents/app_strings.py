@@ -135,8 +135,9 @@ class AndroidStrings(SplicedFile):
 
     def _take(self, token: str, start: int) -> _Resource | None:
         """Take the next token of the file, and return the string that ends with it."""
-        is_tag = token.startswith("<") and token[1:2] not in ("!", "?")
         resource = self._resource
+        is_text = resource is not None and resource.has_cdata and token != "]]>"
+        is_tag = token.startswith("<") and token[1:2] not in ("!", "?") and not is_text
         if is_tag and token.startswith("</"):
             self._stack.pop()
             if resource and len(self._stack) < resource.depth:
@@ -145,7 +146,7 @@ class AndroidStrings(SplicedFile):
         elif is_tag and not token.endswith("/>"):
             self._stack.append(self._element(token))
         if resource:
-            self._add(resource, token, is_tag=is_tag)
+            self._add(resource, token, is_tag=is_tag, is_text=is_text)
         elif is_tag and self._stack and self._stack[-1].is_read and self._is_string(token):
             self._resource = _Resource(start + len(token), len(self._stack))
         return None
@@ -173,7 +174,7 @@ class AndroidStrings(SplicedFile):
         is_read = above.is_read and (is_string or is_item or (is_top and name in _GROUPS))
         return _Element(name, is_read and not stays, stays)
 
-    def _add(self, resource: _Resource, token: str, *, is_tag: bool) -> None:
+    def _add(self, resource: _Resource, token: str, *, is_tag: bool, is_text: bool) -> None:
         """Add a token to a string."""
         if resource.whole:
             self._add_to_whole(resource, token)
@@ -184,6 +185,8 @@ class AndroidStrings(SplicedFile):
                 resource.whole, resource.whole_depth = [token], len(self._stack)
         elif is_tag:
             resource.tokens.append(Token(token, "mark", opens=opens(token)))
+        elif is_text:
+            resource.tokens.append(Token(token))
         elif token.startswith("<!"):
             resource.has_cdata = token == "<![CDATA["
             resource.tokens.append(Token(token, "mark"))

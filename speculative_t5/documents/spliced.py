@@ -18,7 +18,7 @@ from .marks import MarkedLine, Part, read_line
 from .placeholders import CHOICES_PATTERN
 from .splitting import Breaks
 
-WRAPPED_FROM = 40  # characters of a line that was broken because it was full
+WRAPPED_FROM = 6  # words of a line that was broken because it was full, at least
 MOST_NAMED = 3  # numbers of lines that one note names
 
 # A line break of a string may be within a sentence. A "join" is between two literals that make one
@@ -201,18 +201,23 @@ def _is_join(token: Token, translates: bool) -> bool:
 def _with_wraps(tokens: Sequence[Token]) -> Iterator[Token]:
     """Yield tokens, line breaks that are within a sentence as texts.
 
-    Those are behind a long line, and a small letter follows.
+    Those are behind some words that no sentence ends with, and a small letter follows.
     """
-    length, texts = 0, [*tokens]
-    for i, token in enumerate(texts):
+    texts = [*tokens]
+    following = ""  # what is behind each token, from the last one on
+    after: list[str] = []
+    for token in reversed(texts):
+        after.append(following)
+        following = following if token.kind == "join" else token.raw
+    line = ""
+    for token, behind in zip(texts, reversed(after), strict=True):
         if token.kind != "break":
-            length += len(token.raw)
+            line += token.raw if token.kind != "join" else ""
             yield token
             continue
-        after = next((each.raw for each in texts[i + 1 :] if each.kind != "join"), "")
-        is_within = length >= WRAPPED_FROM and after[:1].islower()
-        yield Token(token.raw, "text", " ") if is_within else token
-        length = 0
+        is_open = len(line.split()) >= WRAPPED_FROM and line.rstrip()[-1:] not in tuple(".!?:;…")
+        yield Token(token.raw, "text", " ") if is_open and behind[:1].islower() else token
+        line = ""
 
 
 class SplicedFile(PlainFile):
@@ -270,7 +275,7 @@ class SplicedFile(PlainFile):
         made, lines = dict[int, str](), iter(text.split("\n"))
         for number, string in enumerate(self._strings):
             old = [line.text for line in string.lines]
-            new = [next(lines) for _ in old]
+            new = [next(lines, line) for line in old]
             if new == old:
                 continue
             changed = string.changed(new, translates=self.language is not None)
