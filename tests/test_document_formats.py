@@ -53,7 +53,8 @@ def test_a_document_of_word_may_come_from_standard_input(call: Call, here: Path)
 
 
 def test_formats_are_named_by_options_and_suffixes() -> None:
-    assert {format_of(f"A{suffix.upper()}") for suffix in DOCUMENT_SUFFIXES} == {*DOCUMENT_FORMATS}
+    found = {format_of(f"A{suffix.upper()}") for suffix in DOCUMENT_SUFFIXES}
+    assert found | {format_of("strings.xml")} == {*DOCUMENT_FORMATS}
     assert format_of("-") == format_of("a.log") == format_of("docx") == "txt"
     assert format_of("a.docx", "srt") == "srt"
 

@@ -18,11 +18,11 @@ from xml.sax.saxutils import escape
 from ..errors import decoded, shown
 from .placeholders import PLACEHOLDER_PATTERN, TAG_PATTERN
 from .spliced import (
-    Edit,
     FileString,
     Spelling,
+    Splice,
     SplicedFile,
-    Token,
+    StringToken,
     opens,
     placed_lines,
     read_tokens,
@@ -88,7 +88,7 @@ class _Resource:
 
     start: int
     depth: int  # how many elements are around it
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[StringToken] = field(default_factory=list)
     has_cdata: bool = False  # whether its text stands in CDATA just now
     whole: list[str] = field(default_factory=list)  # of what is to stay as a whole
     whole_depth: int = 0
@@ -126,7 +126,7 @@ class AndroidStrings(SplicedFile):
                 if not _REFERENCE.match(raw) and not self._has_choices(raw, ended.start):
                     yield FileString(tokens, ended.start, self.spelling)
 
-    def _edits(self, made: Mapping[int, str]) -> Iterator[Edit]:
+    def _edits(self, made: Mapping[int, str]) -> Iterator[Splice]:
         for start, end, raw in super()._edits(made):
             words = raw.lstrip()
             if words[:1] in ("@", "?"):  # else it would be a reference to another resource
@@ -157,7 +157,7 @@ class AndroidStrings(SplicedFile):
 
     def _element(self, token: str) -> _Element:
         """Return an element by its tag."""
-        name = _name_of(token)
+        name = _element_name(token)
         attributes = {each[1]: each[2] or each[3] for each in _ATTRIBUTE.finditer(token)}
         above = self._stack[-1] if self._stack else None
         if above is None:
@@ -178,25 +178,25 @@ class AndroidStrings(SplicedFile):
         """Add a token to a string."""
         if resource.whole:
             self._add_to_whole(resource, token)
-        elif is_tag and _name_of(token).endswith(":g"):
+        elif is_tag and _element_name(token).endswith(":g"):
             if token.endswith("/>"):
-                resource.tokens.append(Token(token, "mark"))
+                resource.tokens.append(StringToken(token, "mark"))
             else:
                 resource.whole, resource.whole_depth = [token], len(self._stack)
         elif is_tag:
-            resource.tokens.append(Token(token, "mark", opens=opens(token)))
+            resource.tokens.append(StringToken(token, "mark", opens=opens(token)))
         elif is_text:
-            resource.tokens.append(Token(token))
+            resource.tokens.append(StringToken(token))
         elif token.startswith("<!"):
             resource.has_cdata = token == "<![CDATA["
-            resource.tokens.append(Token(token, "mark"))
+            resource.tokens.append(StringToken(token, "mark"))
         elif token == "]]>" or token.startswith("<?"):
             resource.has_cdata = False
-            resource.tokens.append(Token(token, "mark"))
+            resource.tokens.append(StringToken(token, "mark"))
         elif token.startswith("&") and token[1:2] != "#" and unescape(token) == token:
-            resource.tokens.append(Token(token, "fixed"))  # that the file itself defines
+            resource.tokens.append(StringToken(token, "fixed"))  # that the file itself defines
         else:
-            resource.tokens.append(Token(token))
+            resource.tokens.append(StringToken(token))
 
     def _add_to_whole(self, resource: _Resource, token: str) -> None:
         resource.whole.append(token)
@@ -206,17 +206,17 @@ class AndroidStrings(SplicedFile):
         texts = (each for each in resource.whole if not each.startswith("<"))
         read = "".join(each for text in texts for _, each in _read_android(text))
         shown_as = " ".join(read.split())
-        whole = Token(raw, "fixed", shown_as) if shown_as else Token(raw, "mark")
+        whole = StringToken(raw, "fixed", shown_as) if shown_as else StringToken(raw, "mark")
         resource.tokens.append(whole)
         resource.whole = []
 
 
-def _name_of(tag: str) -> str:
+def _element_name(tag: str) -> str:
     found = _ELEMENT.match(tag)
     return found[1] if found else ""
 
 
-def _parted_texts(tokens: Sequence[Token]) -> Iterator[Token]:
+def _parted_texts(tokens: Sequence[StringToken]) -> Iterator[StringToken]:
     """Yield tokens, with those of texts parted into what is text and what is not."""
     for is_text, some in groupby(tokens, key=lambda token: token.kind == "text"):
         if is_text:
@@ -321,9 +321,7 @@ class AppleStrings(SplicedFile):
                 f"{name} is not {encoding.upper()} at offset {error.start}: convert it to UTF-8"
             ) from error
         if "\0" in source:
-            raise ValueError(
-                f"{name} has NUL characters, as UTF-16 without its mark: save it in UTF-8"
-            )
+            raise ValueError(f"{name} is UTF-16 without its mark (BOM): save it in UTF-8")
         self._begin(source, encoding)
 
     def _found(self) -> Iterator[FileString]:
@@ -362,7 +360,7 @@ class AppleStrings(SplicedFile):
         found = shown(rest) if rest else "the end"
         return ValueError(
             f"line {line} of {self._name}, column {column}, is not as Apple has it, {found} cannot "
-            'stand there: write "key" = "value"; on each line'
+            "stand there: check the file with plutil -lint"
         )
 
     def not_kept(self) -> list[str]:

@@ -12,9 +12,9 @@ from gettext import c2py
 
 from ..errors import not_utf8, shown
 from .placeholders import PLACEHOLDER_PATTERN, TAG_PATTERN
-from .spliced import Edit, FileString, Spelling, SplicedFile, Token, read_tokens, say_left
+from .spliced import FileString, Spelling, Splice, SplicedFile, StringToken, read_tokens, say_left
 
-LINE_WIDTH = 79  # columns of a line, as gettext's tools write them
+CATALOG_WIDTH = 79  # columns of a line, as gettext's tools write them
 
 _TOKEN = re.compile(
     r"""
@@ -45,7 +45,7 @@ _NUMBER_OF_FORMS = re.compile(r"nplurals\s{0,9}=\s{0,9}(\d{1,2})\s{0,9};")
 _PLURAL_RULE = re.compile(r"plural\s{0,9}=([^;\\]{1,500})")
 _LINE_OF_STRING = re.compile(r"(?:[^\\]|\\[^n])*+(?:\\n)?")
 
-Span = tuple[int, int]
+LiteralPlace = tuple[int, int]
 
 
 def _read_characters(raw: str) -> Iterator[tuple[str, str]]:
@@ -67,15 +67,15 @@ class _Entry:
     """An entry of a catalog: its comments, and where each of its strings has its literals."""
 
     start: int  # of its first keyword
-    comments: list[Span]
-    strings: dict[str, list[Span]] = field(default_factory=dict)  # by keyword
+    comments: list[LiteralPlace]
+    strings: dict[str, list[LiteralPlace]] = field(default_factory=dict)  # by keyword
 
     @property
     def is_done(self) -> bool:
         return any(name.startswith("msgstr") for name in self.strings)
 
     @property
-    def forms(self) -> dict[int, list[Span]]:
+    def forms(self) -> dict[int, list[LiteralPlace]]:
         """Its translations, by the numbers of plural forms; one without has number 0."""
         return {
             int(name[7:-1] or 0): spans
@@ -90,9 +90,9 @@ class _EntryReader:
     def __init__(self, source: str, name: str) -> None:
         self._source, self._name = source, name
         self.entries: list[_Entry] = []
-        self._comments: list[Span] = []
+        self._comments: list[LiteralPlace] = []
         self._open: _Entry | None = None
-        self._field: list[Span] | None = None  # that literals are added to
+        self._field: list[LiteralPlace] | None = None  # that literals are added to
 
     def read(self) -> list[_Entry]:
         """Return the entries; refuse what gettext cannot read."""
@@ -204,14 +204,15 @@ class Catalog(SplicedFile):
             (
                 entry
                 for entry in self._entries
-                if "msgctxt" not in entry.strings and _joined(source, entry.strings["msgid"]) == ""
+                if "msgctxt" not in entry.strings
+                and _literal_text(source, entry.strings["msgid"]) == ""
             ),
             None,
         )
         self._count, self._singular = 0, 0
         if self._header is None:
             return
-        text = "".join(_joined(source, spans) for spans in self._header.forms.values())
+        text = "".join(_literal_text(source, spans) for spans in self._header.forms.values())
         if found := _NUMBER_OF_FORMS.search(text):
             self._count = int(found[1])
         if rule := _PLURAL_RULE.search(text, found.end() if found else 0):
@@ -229,7 +230,7 @@ class Catalog(SplicedFile):
                 continue
             for name in self._names_read(entry):
                 spans = entry.strings[name]
-                raw = _joined(self._source, spans)
+                raw = _literal_text(self._source, spans)
                 if self._has_choices(raw, spans[0][0]):
                     continue
                 self._owners.append((entry, name))
@@ -239,14 +240,15 @@ class Catalog(SplicedFile):
     def _names_read(self, entry: _Entry) -> list[str]:
         """Return which strings of an entry are read."""
         filled = {
-            number: bool(_joined(self._source, spans)) for number, spans in entry.forms.items()
+            number: bool(_literal_text(self._source, spans))
+            for number, spans in entry.forms.items()
         }
         line = self._line_of(entry.start)
         if self.language is None:
             if not any(filled.values()):
                 self._left["empty"].append(line)
             names = [name for name in entry.strings if name.startswith("msgstr")]
-            return [name for name in names if _joined(self._source, entry.strings[name])]
+            return [name for name in names if _literal_text(self._source, entry.strings[name])]
         if not self._missing(entry):
             if self._is_fuzzy(entry):
                 self._left["fuzzy"].append(line)
@@ -260,18 +262,20 @@ class Catalog(SplicedFile):
         count = max(self._count, len(forms)) if "msgid_plural" in entry.strings else 1
         if self._count:
             count = min(count, max(self._count, 1))
-        return [i for i in range(count) if i not in forms or not _joined(self._source, forms[i])]
+        return [
+            i for i in range(count) if i not in forms or not _literal_text(self._source, forms[i])
+        ]
 
     def _is_fuzzy(self, entry: _Entry) -> bool:
         return any("fuzzy" in flags for _, flags in self._flags(entry))
 
-    def _flags(self, entry: _Entry) -> Iterator[tuple[Span, list[str]]]:
+    def _flags(self, entry: _Entry) -> Iterator[tuple[LiteralPlace, list[str]]]:
         for start, end in entry.comments:
             if self._source.startswith("#,", start):
                 flags = self._source[start + 2 : end].split(",")
                 yield (start, end), [flag.strip() for flag in flags]
 
-    def _edits(self, made: Mapping[int, str]) -> Iterator[Edit]:
+    def _edits(self, made: Mapping[int, str]) -> Iterator[Splice]:
         if self.language is None:
             yield from super()._edits(made)
             return
@@ -286,7 +290,7 @@ class Catalog(SplicedFile):
             else:
                 self._left["same"].append(self._line_of(entry.start))
 
-    def _filled(self, entry: _Entry, texts: Mapping[str, str]) -> Iterator[Edit]:
+    def _filled(self, entry: _Entry, texts: Mapping[str, str]) -> Iterator[Splice]:
         """Yield the edits that write what an entry lacks."""
         forms, added, last = entry.forms, [], 0
         for number in self._missing(entry):
@@ -311,7 +315,7 @@ class Catalog(SplicedFile):
         is_singular = number == self._singular and max(self._count, len(entry.forms)) > 1
         return "msgid" if is_singular else "msgid_plural"
 
-    def _flagged(self, entry: _Entry) -> Edit:
+    def _flagged(self, entry: _Entry) -> Splice:
         """Return the edit that marks an entry as one that a translator has to look at."""
         for (start, _), _ in self._flags(entry):
             return start + 2, start + 2, " fuzzy,"
@@ -340,22 +344,22 @@ class Catalog(SplicedFile):
         return [*super().not_kept(), *left]
 
 
-def _joined(source: str, spans: list[Span]) -> str:
+def _literal_text(source: str, spans: list[LiteralPlace]) -> str:
     """Return what stands in the literals of a string."""
     return "".join(source[start + 1 : end - 1] for start, end in spans)
 
 
-def _tokens_of(source: str, spans: list[Span]) -> Iterator[Token]:
+def _tokens_of(source: str, spans: list[LiteralPlace]) -> Iterator[StringToken]:
     """Yield the tokens of a string, from behind its first quotation mark to before its last."""
     for i, (start, end) in enumerate(spans):
         if i:
-            yield Token(source[spans[i - 1][1] - 1 : start + 1], "join")
+            yield StringToken(source[spans[i - 1][1] - 1 : start + 1], "join")
         yield from read_tokens(source[start + 1 : end - 1], _STRING_PART)
 
 
 def _wrapped_line(line: str) -> Iterator[str]:
     """Yield the literals of a line, each no longer than a line of the file is to be."""
-    made, most = "", LINE_WIDTH - 2
+    made, most = "", CATALOG_WIDTH - 2
     for word in re.findall(r"[^ ]*+ *+", line):
         if made and len(made) + len(word.rstrip(" ")) > most:
             yield made

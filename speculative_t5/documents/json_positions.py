@@ -36,7 +36,7 @@ _JSON_ESCAPE = re.compile(
 )
 
 NodeKind = Literal["object", "array", "string", "number", "word"]
-_Wanted = Literal[
+_Expected = Literal[
     "a value", "a value or ]", "a name", "a name or }", ":", ", or the end", "no more"
 ]
 
@@ -83,7 +83,7 @@ class _NodeReader:
         self._source, self._name = source, name
         self._open: list[JsonNode] = []
         self._member: JsonNode | None = None  # the name of the member that comes next
-        self._wanted: _Wanted = "a value"
+        self._wanted: _Expected = "a value"
         self._root: JsonNode | None = None
 
     def read(self) -> JsonNode:

@@ -15,9 +15,9 @@ from itertools import accumulate
 from ..errors import decoded
 from .formats import PlainFile
 from .json_positions import JsonNode, json_writer, read_json_characters, read_json_nodes
+from .markdown import MarkdownFile
 from .marks import Character, MarkedLine, Part
-from .readers import read_file
-from .spliced import Edit, spliced
+from .spliced import Splice, spliced
 
 _LINE_OF_CELL = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _FENCE_LINE = re.compile(r"[ \t>]{0,20}(?:[-*+][ \t]{1,4}|\d{1,3}[.)][ \t]{1,4})?(`{3,}|~{3,})(.*)")
@@ -30,7 +30,7 @@ class _Cell:
     number: int  # from 1, cells of code counted as well
     strings: list[JsonNode]  # that its text is written in, mostly one for each line
     text: str
-    document: PlainFile
+    document: MarkdownFile
 
     @property
     def shown(self) -> list[str]:
@@ -85,7 +85,7 @@ class Notebook(PlainFile):
                     "or as a list of strings"
                 )
             text = "".join(read for each in known for _, read in self._characters(each))
-            yield _Cell(number, known, text, read_file(text.encode(), name, "md"))
+            yield _Cell(number, known, text, MarkdownFile(text.encode(), name))
 
     def _characters(self, string: JsonNode) -> Iterator[tuple[str, str]]:
         return read_json_characters(self._source[string.start + 1 : string.end - 1])
@@ -95,7 +95,7 @@ class Notebook(PlainFile):
 
     def rewritten(self, text: str) -> bytes:
         lines = text.split("\n")
-        edits: list[Edit] = []
+        edits: list[Splice] = []
         for cell, end in zip(self._cells, self._ends, strict=True):
             start = end - len(cell.shown)
             some = lines[start : start + len(_lines_of(cell.document.text))]
@@ -105,7 +105,7 @@ class Notebook(PlainFile):
                 edits += self._changed(cell, made)
         return spliced(self._source, iter(edits)).encode()
 
-    def _changed(self, cell: _Cell, text: str) -> Iterator[Edit]:
+    def _changed(self, cell: _Cell, text: str) -> Iterator[Splice]:
         """Yield the edits that give a cell another text, of as many lines."""
         made: list[list[str]] = [[] for _ in cell.strings]
         characters = [

@@ -24,12 +24,12 @@ MOST_NAMED = 3  # numbers of lines that one note names
 # A line break of a string may be within a sentence. A "join" is between two literals that make one
 # string, and a "mark" is within a sentence and no part of it.
 TokenKind = Literal["text", "fixed", "mark", "break", "join"]
-Edit = tuple[int, int, str]  # where a stretch of a file begins and ends, and what replaces it
+Splice = tuple[int, int, str]  # where a stretch of a file begins and ends, and what replaces it
 _CHOICES = re.compile(CHOICES_PATTERN)
 
 
 @dataclass(frozen=True)
-class Token:
+class StringToken:
     """A piece of a string, as the file has it."""
 
     raw: str
@@ -59,7 +59,7 @@ class ChangedString:
 class _StringLine:
     """A line of a string."""
 
-    def __init__(self, tokens: Sequence[Token], spelling: Spelling) -> None:
+    def __init__(self, tokens: Sequence[StringToken], spelling: Spelling) -> None:
         self.tokens, self._spelling = tokens, spelling
         shown = (token for token in tokens if token.kind in ("text", "fixed"))
         read = "".join(each for token in shown for _, each in self._pairs(token))
@@ -71,7 +71,7 @@ class _StringLine:
         words = (token.raw for token in self.tokens if token.kind == "text")
         return bool(self.text) and any(not raw.isspace() for raw in words)
 
-    def _pairs(self, token: Token) -> Iterator[tuple[str, str]]:
+    def _pairs(self, token: StringToken) -> Iterator[tuple[str, str]]:
         if token.read is None:
             yield from self._spelling.read(token.raw)
         else:
@@ -84,7 +84,7 @@ class _StringLine:
         the literals of the string are one.
         """
         tokens = [token for token in self.tokens if not (translates and token.kind == "join")]
-        groups: list[list[Token]] = []  # what is read as a part, or is a mark
+        groups: list[list[StringToken]] = []  # what is read as a part, or is a mark
         parts: dict[int, Part] = {}  # by group
         depth = 0
         for token in tokens:
@@ -98,7 +98,8 @@ class _StringLine:
             if is_part:
                 fixed = token.kind == "fixed" and not translates
                 parts[len(groups) - 1] = Part(depth, fixed)
-        read = [*read_line([groups[i] for i in parts], self._read_all)]
+        read_all = self._read_wholes if translates else self._read_each
+        read = [*read_line([groups[i] for i in parts], read_all)]
         wholes = [token for token in tokens if token.read is not None]
         write = _WholesWriter(wholes, self._spelling.write) if translates else self._spelling.write
         changed = MarkedLine(read, [*parts.values()]).changed(text, write)
@@ -112,8 +113,17 @@ class _StringLine:
         made = self._wrapped(made, before) if translates else made
         return ChangedString(made, changed.is_estimate, changed.has_refused)
 
-    def _read_all(self, tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
+    def _read_each(self, tokens: Sequence[StringToken]) -> Iterator[tuple[str, str]]:
         return chain.from_iterable(map(self._pairs, tokens))
+
+    def _read_wholes(self, tokens: Sequence[StringToken]) -> Iterator[tuple[str, str]]:
+        """Yield what is fixed as one, so that no half of it is kept where its order changes."""
+        for token in tokens:
+            pairs = self._pairs(token)
+            if token.kind == "fixed":
+                yield token.raw, "".join(read for _, read in pairs)
+            else:
+                yield from pairs
 
     def _wrapped(self, made: str, before: str) -> str:
         """Break a line at blanks where it is longer than those were that its string had."""
@@ -137,7 +147,7 @@ class _StringLine:
 class _WholesWriter:
     """Writes words, and those of what stays as a whole as the file has it."""
 
-    def __init__(self, wholes: Sequence[Token], write: Callable[[str], str]) -> None:
+    def __init__(self, wholes: Sequence[StringToken], write: Callable[[str], str]) -> None:
         self._write = write
         self._left: dict[str, list[str]] = {}
         for token in wholes:
@@ -158,14 +168,14 @@ class _WholesWriter:
 class FileString:
     """A string of a file: lines that are read, and what is between them."""
 
-    def __init__(self, tokens: Sequence[Token], start: int, spelling: Spelling) -> None:
+    def __init__(self, tokens: Sequence[StringToken], start: int, spelling: Spelling) -> None:
         self.start, self.end = start, start + sum(len(token.raw) for token in tokens)
-        self._pieces: list[_StringLine | Token] = []
+        self._pieces: list[_StringLine | StringToken] = []
         self.lines: list[_StringLine] = []  # that are read
         self.places: list[int] = []  # where each of those begins in the file
-        line: list[Token] = []
+        line: list[StringToken] = []
         at = start
-        for token in [*_with_wraps(tokens), Token("", "break")]:
+        for token in [*_with_wraps(tokens), StringToken("", "break")]:
             if token.kind != "break":
                 line.append(token)
                 continue
@@ -182,7 +192,7 @@ class FileString:
         new = iter(texts)
         made = []
         for piece in self._pieces:
-            if isinstance(piece, Token):
+            if isinstance(piece, StringToken):
                 made.append(ChangedString(piece.raw))
             elif not piece.is_read:
                 kept = (each.raw for each in piece.tokens if not _is_join(each, translates))
@@ -194,11 +204,11 @@ class FileString:
         return ChangedString(raw, is_estimate, any(each.has_refused for each in made))
 
 
-def _is_join(token: Token, translates: bool) -> bool:
+def _is_join(token: StringToken, translates: bool) -> bool:
     return translates and token.kind == "join"
 
 
-def _with_wraps(tokens: Sequence[Token]) -> Iterator[Token]:
+def _with_wraps(tokens: Sequence[StringToken]) -> Iterator[StringToken]:
     """Yield tokens, line breaks that are within a sentence as texts.
 
     Those are behind some words that no sentence ends with, and a small letter follows.
@@ -216,7 +226,7 @@ def _with_wraps(tokens: Sequence[Token]) -> Iterator[Token]:
             yield token
             continue
         is_open = len(line.split()) >= WRAPPED_FROM and line.rstrip()[-1:] not in tuple(".!?:;…")
-        yield Token(token.raw, "text", " ") if is_open and behind[:1].islower() else token
+        yield StringToken(token.raw, "text", " ") if is_open and behind[:1].islower() else token
         line = ""
 
 
@@ -251,7 +261,7 @@ class SplicedFile(PlainFile):
         """Yield the strings that are read."""
         raise NotImplementedError
 
-    def _edits(self, made: Mapping[int, str]) -> Iterator[Edit]:
+    def _edits(self, made: Mapping[int, str]) -> Iterator[Splice]:
         """Yield the edits for strings, by their numbers, that have other words."""
         for number, raw in made.items():
             string = self._strings[number]
@@ -317,7 +327,7 @@ def say_left(numbers: Sequence[int], why: str) -> list[str]:
     return [f"{word} {named}{more} left as is: {why}"]
 
 
-def spliced(source: str, edits: Iterator[Edit]) -> str:
+def spliced(source: str, edits: Iterator[Splice]) -> str:
     """Return a text with edits, none of which overlaps another."""
     made, at = [], 0
     for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
@@ -334,7 +344,7 @@ def _can_write(text: str, encoding: str) -> bool:
     return True
 
 
-def read_tokens(raw: str, pattern: re.Pattern[str]) -> Iterator[Token]:
+def read_tokens(raw: str, pattern: re.Pattern[str]) -> Iterator[StringToken]:
     """Yield the tokens of a string.
 
     The pattern's groups say what is found: "fixed", "tag", "break", or "mark" for what is not read;
@@ -346,16 +356,16 @@ def read_tokens(raw: str, pattern: re.Pattern[str]) -> Iterator[Token]:
         if name not in ("fixed", "tag", "break", "mark"):
             continue
         if at < found.start():
-            yield Token(raw[at : found.start()])
+            yield StringToken(raw[at : found.start()])
         at = found.end()
         if name == "fixed":
-            yield Token(found[0], "fixed")
+            yield StringToken(found[0], "fixed")
         elif name == "break":
-            yield Token(found[0], "break")
+            yield StringToken(found[0], "break")
         else:
-            yield Token(found[0], "mark", opens=opens(found[0]) if name == "tag" else 0)
+            yield StringToken(found[0], "mark", opens=opens(found[0]) if name == "tag" else 0)
     if at < len(raw):
-        yield Token(raw[at:])
+        yield StringToken(raw[at:])
 
 
 def opens(tag: str) -> int:

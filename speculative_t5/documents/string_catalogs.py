@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ..errors import decoded
 from .json_positions import JsonNode, json_writer, read_json_characters, read_json_nodes
 from .placeholders import PLACEHOLDER_PATTERN, TAG_PATTERN
-from .spliced import Edit, FileString, Spelling, SplicedFile, read_tokens, say_left, spliced
+from .spliced import FileString, Spelling, Splice, SplicedFile, read_tokens, say_left, spliced
 
 MADE_STATE = '"needs_review"'  # of a text that no translator has seen
 ENTRY_DEPTH = 2  # how far the names of entries are indented
@@ -117,7 +117,7 @@ class StringCatalog(SplicedFile):
         is_new = state is not None and state.is_string(self._source, "new")
         return value is not None and (is_new or value.is_string(self._source, ""))
 
-    def _edits(self, made: Mapping[int, str]) -> Iterator[Edit]:
+    def _edits(self, made: Mapping[int, str]) -> Iterator[Splice]:
         if self.language is None:
             yield from super()._edits(made)
             return
@@ -132,7 +132,7 @@ class StringCatalog(SplicedFile):
             else:
                 yield self._added(asked, done)
 
-    def _unit_edits(self, unit: JsonNode, raw: str | None) -> Iterator[Edit]:
+    def _unit_edits(self, unit: JsonNode, raw: str | None) -> Iterator[Splice]:
         """Yield the edits that give a unit its text, and say that it needs a review."""
         value, state = unit.get("value"), unit.get("state")
         if value and raw is not None:
@@ -140,7 +140,7 @@ class StringCatalog(SplicedFile):
         if state:
             yield state.start, state.end, MADE_STATE
 
-    def _added(self, asked: _Asked, done: Mapping[int, str]) -> Edit:
+    def _added(self, asked: _Asked, done: Mapping[int, str]) -> Splice:
         """Return the edit that adds a language to an entry."""
         language, source = str(self.language), asked.source
         depth = ENTRY_DEPTH + 2  # of the names of languages
@@ -162,7 +162,7 @@ class StringCatalog(SplicedFile):
         value = self._object([(language, value)], depth - 1)
         return self._inserted(asked.node, "localizations", value, depth - 1)
 
-    def _inserted(self, parent: JsonNode, name: str, value: str, depth: int) -> Edit:
+    def _inserted(self, parent: JsonNode, name: str, value: str, depth: int) -> Splice:
         """Return the edit that adds a member to an object, in the order of their names."""
         member = self._member(name, value)
         if not parent.members:
