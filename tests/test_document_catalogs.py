@@ -66,6 +66,15 @@ def check_rewritten(before: str, after: str, name: str, to: str | None = None) -
     return said
 
 
+def catalog(strings: dict[str, Any], **style: Any) -> str:
+    style = {"indent": 2, "separators": (",", " : "), "ensure_ascii": False} | style
+    return json.dumps({"sourceLanguage": "en", "strings": strings, "version": "1.0"}, **style)
+
+
+def unit(value: str, state: str = "translated") -> dict[str, Any]:
+    return {"stringUnit": {"state": state, "value": value}}
+
+
 # --- Names
 
 
@@ -97,6 +106,22 @@ def test_placeholders_have_to_be_in_a_translation(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("a.po", 'msgid "a"\nmsgstr "He go to %d and {name}."\n'),
+        ("strings.xml", "<resources><string>He go to %d and {name}.</string></resources>"),
+        ("a.strings", '"a" = "He go to %d and {name}.";'),
+        ("a.xcstrings", catalog({"k": {"localizations": {"en": unit("He go to %d and {name}.")}}})),
+    ],
+)
+def test_placeholders_stay_in_corrections(name: str, before: str) -> None:
+    form = read_file(before.encode(), name)
+    made = form.rewritten("He goes to %s and {names}.").decode()
+    assert made == before.replace("He go", "He goes")
+    assert "changes of a placeholder" in str(form.not_kept())
+
+
+@pytest.mark.parametrize(
     "text", ["It is 100% sure.", "It is 5% of 20%.", "I {see a} set.", "50%off"]
 )
 def test_percents_and_braces_of_texts_are_no_placeholders(text: str) -> None:
@@ -113,6 +138,7 @@ HEADER = """\
 #, fuzzy
 msgid ""
 msgstr ""
+"Project-Id-Version: He go home.\\n"
 "Content-Type: text/plain; charset=UTF-8\\n"
 "Plural-Forms: nplurals=3; plural=(n%10==1 ? 0 : n%10<=4 ? 1 : 2);\\n"
 
@@ -133,7 +159,7 @@ def test_translations_of_a_catalog_are_corrected() -> None:
     )
     after = after.replace("I ate a apple", "I ate an apple")
     (said,) = check_rewritten(HEADER + before, HEADER + after, "a.po")
-    assert said.startswith("line 26 left as is: there is no translation to correct")
+    assert said.startswith("line 27 left as is: there is no translation to correct")
 
 
 def test_catalogs_are_filled_by_translating() -> None:
@@ -162,7 +188,7 @@ def test_catalogs_are_filled_by_translating() -> None:
     )
     rest = before[before.index('#, fuzzy\nmsgid "Hello') :]
     said = check_rewritten(HEADER + before, HEADER + after + rest, "a.po", "de")
-    assert any(each.startswith("line 30 left as is: a translator has to look") for each in said)
+    assert any(each.startswith("line 31 left as is: a translator has to look") for each in said)
     assert any("stay empty" in each for each in said)
     crlf = (HEADER + before).replace("\n", "\r\n")
     assert rewritten(crlf.encode(), "a.po", "de")[0].decode() == (HEADER + after + rest).replace(
@@ -324,15 +350,6 @@ def test_strings_of_apple_are_translated() -> None:
 # --- JSON
 
 
-def catalog(strings: dict[str, Any], **style: Any) -> str:
-    style = {"indent": 2, "separators": (",", " : "), "ensure_ascii": False} | style
-    return json.dumps({"sourceLanguage": "en", "strings": strings, "version": "1.0"}, **style)
-
-
-def unit(value: str, state: str = "translated") -> dict[str, Any]:
-    return {"stringUnit": {"state": state, "value": value}}
-
-
 STRINGS: dict[str, Any] = {
     "": {},
     "Hello, world.": {},
@@ -401,6 +418,17 @@ def test_texts_of_a_string_catalog_are_corrected() -> None:
     after = after.replace('"He goes to it', '"He go to it')
     (said,) = check_rewritten(before, after, "a.xcstrings")
     assert said.startswith("line 4 left as is: the name of the entry is its text")
+
+
+def test_new_characters_are_written_as_the_file_does() -> None:
+    for source, made in {
+        '"http:\\/\\/x \\u00e9 a."': '"http:\\/\\/x \\u00e9 \\/\\u00fc."',
+        '"http://x é a."': '"http://x é /ü."',
+        '"http://x \\u00e9 a."': '"http://x \\u00e9 /\\u00fc."',
+    }.items():
+        before = catalog({"k": {"localizations": {"en": unit("")}}}).replace('""', source)
+        form = read_file(before.encode(), "a.xcstrings")
+        assert form.rewritten("http://x é /ü.").decode() == before.replace(source, made)
 
 
 def notebook(*cells: dict[str, Any], **style: Any) -> str:

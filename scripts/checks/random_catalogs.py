@@ -167,6 +167,8 @@ def xcstrings(words: Words) -> bytes:
         members = {}
         if draw.random() < 0.3:
             members["comment"] = '"a note"'
+        if number == 0:  # not all of the file is ASCII, whatever becomes of its words
+            members["comment"] = '"é"'
         languages = {}
         if draw.random() < 0.3:
             languages["fr"] = _unit('"un"')
