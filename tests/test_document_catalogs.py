@@ -235,6 +235,15 @@ def test_a_line_break_within_a_sentence_is_read_as_a_blank() -> None:
     assert form.text.split("\n") == [usage.replace("\\n", " ", 2).split("\\n")[0], "Next a."]
     made = form.rewritten(form.text.replace("goes", "went")).decode()
     assert made == f'msgid "a"\nmsgstr "{usage.replace("goes", "went")}"\n'
+    raw = "Here are some words, and <xliff:g id='a'>a b</xliff:g>\\nso on, {{ name }} too."
+    before = f"<resources xmlns:xliff='x'><string>{raw}</string></resources>"
+    form = read_file(before.encode(), "strings.xml")
+    form.translate_into("de")
+    made = form.rewritten("Hier sind ein paar Worte, {{ name }} auch, und so weiter a b.").decode()
+    lines = (
+        "Hier sind ein paar Worte, {{ name }} auch, und so\\nweiter <xliff:g id='a'>a b</xliff:g>."
+    )
+    assert made == before.replace(raw, lines)
 
 
 @pytest.mark.parametrize("encoding", ["ISO-8859-1", "KOI8-R", "CP1251", "GBK", "EUC-JP"])

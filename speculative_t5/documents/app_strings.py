@@ -18,6 +18,7 @@ from xml.sax.saxutils import escape
 from ..errors import decoded, shown
 from .placeholders import PLACEHOLDER_PATTERN, TAG_PATTERN
 from .spliced import (
+    LONGEST_WHOLE,
     FileString,
     Spelling,
     Splice,
@@ -33,7 +34,7 @@ from .spliced import (
 
 _ANDROID_PART = re.compile(
     rf"""
-    (?P<tag> &lt;/?[A-Za-z](?:[^<>&]|&(?!gt;))*+&gt; | {TAG_PATTERN} )
+    (?P<tag> &lt;/?[A-Za-z](?:[^<>&]|&(?!gt;|lt;))*+&gt; | {TAG_PATTERN} )
     | (?P<fixed> {PLACEHOLDER_PATTERN} )
     | (?P<break> \\n )
     | (?P<mark> " | \\(?=\r?\n) )
@@ -43,8 +44,8 @@ _ANDROID_PART = re.compile(
 )
 _ANDROID_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\(.)|&\#?\w{1,32};")
 _REFERENCE = re.compile(r"\s*+[@?](?:[\w.]+:)?[a-z]+/\w")  # to another resource
-_DECLARED = re.compile(rb"""<\?xml[^>]{0,200}?encoding\s*=\s*["']([\w.-]{1,40})""")
-_ATTRIBUTE = re.compile(r"""([\w:.-]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+_DECLARED = re.compile(r"""<\?xml[^>]{0,200}?encoding\s{0,9}=\s{0,9}["']([\w.-]{1,40})""")
+_ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)\s{0,99}=\s{0,99}(?:"([^"]*+)"|'([^']*+)')""")
 _ELEMENT = re.compile(r"</?([^\s/>]+)")
 _GROUPS = ("plurals", "string-array")
 
@@ -105,11 +106,9 @@ class AndroidStrings(SplicedFile):
 
     def __init__(self, data: bytes, name: str) -> None:
         self._name = name
-        declared = _DECLARED.search(data[:300])
-        if declared and declared[1].lower() not in (b"utf-8", b"us-ascii"):
-            raise ValueError(
-                f"{name} is in {declared[1].decode()}, which is not read: convert it to UTF-8"
-            )
+        declared = _DECLARED.search(data[:300].decode("latin-1"))
+        if declared and declared[1].lower() not in ("utf-8", "us-ascii"):
+            raise ValueError(f"{name} is in {declared[1]}, which is not read: convert it to UTF-8")
         source = decoded(data, name)
         self._tokens = [*_xml_tokens(data, name)]
         self._begin(source)
@@ -206,7 +205,8 @@ class AndroidStrings(SplicedFile):
         texts = (each for each in resource.whole if not each.startswith("<"))
         read = "".join(each for text in texts for _, each in _read_android(text))
         shown_as = " ".join(read.split())
-        whole = StringToken(raw, "fixed", shown_as) if shown_as else StringToken(raw, "mark")
+        is_read = 0 < len(shown_as) <= LONGEST_WHOLE
+        whole = StringToken(raw, "fixed", shown_as) if is_read else StringToken(raw, "mark")
         resource.tokens.append(whole)
         resource.whole = []
 

@@ -40,7 +40,7 @@ _ESCAPE = re.compile(r'\\(?:([abfnrtv"\\])|[0-7]{1,3}|x[0-9a-fA-F])')
 _BACKSLASH = re.compile(r"\\(?s:.)")
 _SPELLED = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _READ = {'\\"': '"', "\\\\": "\\", "\\t": "\t", "\\n": "\n"}
-_CHARSET = re.compile(rb'Content-Type:[^"\r\n]{0,200}?charset=([\w.:+-]{1,40})')
+_CHARSET = re.compile(r'Content-Type:[^"\r\n]{0,200}?charset=([\w.:+-]{1,40})')
 _NUMBER_OF_FORMS = re.compile(r"nplurals\s{0,9}=\s{0,9}(\d{1,2})\s{0,9};")
 _PLURAL_RULE = re.compile(r"plural\s{0,9}=([^;\\]{1,500})")
 _LINE_OF_STRING = re.compile(r"(?:[^\\]|\\[^n])*+(?:\\n)?")
@@ -375,8 +375,8 @@ def _decoded_catalog(data: bytes, name: str) -> tuple[str, str]:
     Raises:
         ValueError: If it has another one, or one that is not a text's.
     """
-    found = _CHARSET.search(data)
-    encoding = found[1].decode() if found else "utf-8"
+    found = _CHARSET.search(data.decode("latin-1"))
+    encoding = found[1] if found else "utf-8"
     if encoding == "CHARSET":  # of a template
         encoding = "utf-8"
     plain = bytes(range(128))

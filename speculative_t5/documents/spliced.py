@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -18,13 +20,19 @@ from .marks import MarkedLine, Part, read_line
 from .placeholders import CHOICES_PATTERN
 from .splitting import Breaks
 
+LONGEST_WHOLE = 60  # characters of what is read as a whole
 WRAPPED_FROM = 6  # words of a line that was broken because it was full, at least
 MOST_NAMED = 3  # numbers of lines that one note names
 
-# A line break of a string may be within a sentence. A "join" is between two literals that make one
-# string, and a "mark" is within a sentence and no part of it.
-TokenKind = Literal["text", "fixed", "mark", "break", "join"]
+# A "wrap" is a line break within a sentence, which is read as a blank. A "join" is between two
+# literals that make one string, and a "mark" is within a sentence and no part of it.
+TokenKind = Literal["text", "fixed", "mark", "break", "wrap", "join"]
 Splice = tuple[int, int, str]  # where a stretch of a file begins and ends, and what replaces it
+_READ_KINDS = ("text", "fixed", "wrap")
+_STAND_IN = re.compile("\ud800([0-9]{1,9})\ud801")
+_UNBROKEN = re.compile(  # a word, with tags and placeholders in it, and the blanks before it
+    r"\s*+(?:<[^<>]*>|\{[^{}]*\}|&lt;[^<>&]{0,300}&gt;|\S)++|\s++\Z"
+)
 _CHOICES = re.compile(CHOICES_PATTERN)
 
 
@@ -61,7 +69,7 @@ class _StringLine:
 
     def __init__(self, tokens: Sequence[StringToken], spelling: Spelling) -> None:
         self.tokens, self._spelling = tokens, spelling
-        shown = (token for token in tokens if token.kind in ("text", "fixed"))
+        shown = (token for token in tokens if token.kind in _READ_KINDS)
         read = "".join(each for token in shown for _, each in self._pairs(token))
         self.text = " ".join(read.split())
 
@@ -89,7 +97,7 @@ class _StringLine:
         depth = 0
         for token in tokens:
             depth = max(0, depth + token.opens)
-            is_part = token.kind in ("text", "fixed")
+            is_part = token.kind in _READ_KINDS
             goes_on = is_part and len(groups) - 1 in parts
             if goes_on and translates:
                 groups[-1].append(token)
@@ -98,29 +106,36 @@ class _StringLine:
             if is_part:
                 fixed = token.kind == "fixed" and not translates
                 parts[len(groups) - 1] = Part(depth, fixed)
-        read_all = self._read_wholes if translates else self._read_each
+        some = [token for token in tokens if _is_whole(token)]
+        wholes = _Wholes(some, self._spelling.write)
+        read_all = partial(self._read_wholes, wholes) if translates else self._read_each
         read = [*read_line([groups[i] for i in parts], read_all)]
-        wholes = [token for token in tokens if token.read is not None]
-        write = _WholesWriter(wholes, self._spelling.write) if translates else self._spelling.write
+        write = wholes.write if translates else self._spelling.write
         changed = MarkedLine(read, [*parts.values()]).changed(text, write)
         pieces = ["".join(token.raw for token in group) for group in groups]
         before = "".join(pieces)
         for i, part in zip(parts, changed.parts, strict=True):
             pieces[i] = part
         made = "".join(pieces)
-        if any(made.count(each.raw) != before.count(each.raw) for each in wholes):
-            return ChangedString(before, has_refused=True)
-        made = self._wrapped(made, before) if translates else made
+        if translates:
+            put = wholes.put_in(made)
+            if put is None:
+                return ChangedString(before, has_refused=True)
+            made = self._wrapped(put, before)
         return ChangedString(made, changed.is_estimate, changed.has_refused)
 
     def _read_each(self, tokens: Sequence[StringToken]) -> Iterator[tuple[str, str]]:
         return chain.from_iterable(map(self._pairs, tokens))
 
-    def _read_wholes(self, tokens: Sequence[StringToken]) -> Iterator[tuple[str, str]]:
+    def _read_wholes(
+        self, wholes: _Wholes, tokens: Sequence[StringToken]
+    ) -> Iterator[tuple[str, str]]:
         """Yield what is fixed as one, so that no half of it is kept where its order changes."""
         for token in tokens:
             pairs = self._pairs(token)
-            if token.kind == "fixed":
+            if token.read is not None and _is_whole(token):
+                yield wholes.next_stand_in(), token.read
+            elif token.kind == "fixed":
                 yield token.raw, "".join(read for _, read in pairs)
             else:
                 yield from pairs
@@ -132,7 +147,7 @@ class _StringLine:
             return made
         most, room = max(map(len, before.split(line_break))), 0
         words: list[str] = []
-        for word in re.findall(r"\s*+\S++|\s++\Z", made):
+        for word in _UNBROKEN.findall(made):
             room -= len(word)
             if words and room < 0 and word[0].isspace() and word.strip():
                 words.append(line_break)
@@ -144,25 +159,55 @@ class _StringLine:
         return "".join(words)
 
 
-class _WholesWriter:
-    """Writes words, and those of what stays as a whole as the file has it."""
+class _Wholes:
+    """What stays as a whole in a line of a translation, wherever its words come to stand.
 
-    def __init__(self, wholes: Sequence[StringToken], write: Callable[[str], str]) -> None:
-        self._write = write
-        self._left: dict[str, list[str]] = {}
-        for token in wholes:
-            self._left.setdefault(token.read or "", []).append(token.raw)
-        names = sorted(self._left, key=len, reverse=True)
-        some = "|".join(map(re.escape, names))
-        self._any = re.compile(rf"(?<!\w)(?:{some})(?!\w)") if names else None
+    Until the line is made, a number between halves of surrogates, which no text has, stands in.
+    """
 
-    def __call__(self, text: str) -> str:
-        made, at = [], 0
-        for found in self._any.finditer(text) if self._any else ():
-            if left := self._left[found[0]]:
-                made += [self._write(text[at : found.start()]), left.pop(0)]
-                at = found.end()
-        return "".join([*made, self._write(text[at:])])
+    def __init__(self, tokens: Sequence[StringToken], write: Callable[[str], str]) -> None:
+        self._tokens, self._write = tokens, write
+        self._numbers = iter(range(len(tokens)))
+        self._left: dict[str, deque[int]] = {}  # by what they are read as
+        for number, token in enumerate(tokens):
+            self._left.setdefault(token.read or "", deque()).append(number)
+        self._firsts = {name[0] for name in self._left}
+        self._lengths = sorted({*map(len, self._left)}, reverse=True)
+
+    def next_stand_in(self) -> str:
+        """Return what stands in for the next one of the line as it was."""
+        return _stand_in(next(self._numbers))
+
+    def write(self, text: str) -> str:
+        """Write words as the format does, and stand-ins where the names of some are."""
+        made, at, begun = [], 0, 0
+        while at < len(text):
+            name = self._name_at(text, at) if text[at] in self._firsts else None
+            if name is None:
+                at += 1
+                continue
+            made += [self._write(text[begun:at]), _stand_in(self._left[name].popleft())]
+            at = begun = at + len(name)
+        return "".join([*made, self._write(text[begun:])])
+
+    def _name_at(self, text: str, at: int) -> str | None:
+        if at and (text[at - 1].isalnum() or text[at - 1] == "_"):
+            return None
+        for length in self._lengths:
+            name, behind = text[at : at + length], text[at + length : at + length + 1]
+            if self._left.get(name) and not (behind.isalnum() or behind == "_"):
+                return name
+        return None
+
+    def put_in(self, made: str) -> str | None:
+        """Return a line with all of them; None if one is missing, or comes twice."""
+        if sorted(map(int, _STAND_IN.findall(made))) != [*range(len(self._tokens))]:
+            return None
+        return _STAND_IN.sub(lambda found: self._tokens[int(found[1])].raw, made)
+
+
+def _stand_in(number: int) -> str:
+    return f"\ud800{number}\ud801"
 
 
 class FileString:
@@ -204,6 +249,10 @@ class FileString:
         return ChangedString(raw, is_estimate, any(each.has_refused for each in made))
 
 
+def _is_whole(token: StringToken) -> bool:
+    return token.kind == "fixed" and token.read is not None
+
+
 def _is_join(token: StringToken, translates: bool) -> bool:
     return translates and token.kind == "join"
 
@@ -226,7 +275,7 @@ def _with_wraps(tokens: Sequence[StringToken]) -> Iterator[StringToken]:
             yield token
             continue
         is_open = len(line.split()) >= WRAPPED_FROM and line.rstrip()[-1:] not in tuple(".!?:;…")
-        yield StringToken(token.raw, "text", " ") if is_open and behind[:1].islower() else token
+        yield StringToken(token.raw, "wrap", " ") if is_open and behind[:1].islower() else token
         line = ""
 
 
