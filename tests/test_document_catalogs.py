@@ -325,6 +325,16 @@ def test_string_resources_of_android_are_translated() -> None:
     assert not check_rewritten(before, after, "strings.xml", "de")
 
 
+def test_a_name_that_stays_as_a_whole_is_never_lost() -> None:
+    before = "<resources xmlns:xliff='x'><string>By <xliff:g>Acme</xliff:g>.</string></resources>"
+    form = read_file(before.encode(), "strings.xml")
+    form.translate_into("de")
+    for text in ("Von uns.", "Von Acme, Acme.", "Von Acmes."):
+        made = form.rewritten(text).decode()
+        assert made.count("<xliff:g>Acme</xliff:g>") == 1
+        assert "Acme," in text or (made == before and "left out" in str(form.not_kept()))
+
+
 def test_what_would_be_a_reference_is_none() -> None:
     form = read_file(b'<resources><string name="a">Ask.</string></resources>', "strings.xml")
     assert b">\\@me</string>" in form.rewritten("@me")
@@ -387,7 +397,11 @@ STRINGS: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     "style",
-    [{}, {"indent": 4, "separators": (",", ": ")}, {"indent": None, "separators": (",", ":")}],
+    [
+        {},
+        {"indent": 4, "separators": (",", "   :    ")},
+        {"indent": None, "separators": (",", ":")},
+    ],
 )
 def test_a_string_catalog_gets_a_language(style: dict[str, Any]) -> None:
     after = json.loads(json.dumps(STRINGS))
@@ -410,6 +424,9 @@ def test_a_string_catalog_gets_a_language(style: dict[str, Any]) -> None:
     }
     said = check_rewritten(catalog(STRINGS, **style), catalog(after, **style), "a.xcstrings", "de")
     assert not said
+    own = read_file(catalog(STRINGS, **style).encode(), "a.xcstrings")
+    own.translate_into("en")
+    assert own.text == "", "the catalog has that language"
 
 
 def test_texts_of_a_string_catalog_are_corrected() -> None:

@@ -71,7 +71,8 @@ class StringCatalog(SplicedFile):
         self._is_pretty = "\n" in gap
         self._line_end = "\r\n" if "\r\n" in gap else "\n"
         self._indent = gap.rpartition("\n")[2] if self._is_pretty else ""
-        self._colon = source[own.start - 4 : own.start].rpartition('"')[2]
+        name_of_own, _ = root.members["sourceLanguage"]
+        self._colon = source[name_of_own.end : own.start]
 
     def _found(self) -> Iterator[FileString]:
         self._asked: list[_Asked] = []
@@ -102,11 +103,13 @@ class StringCatalog(SplicedFile):
                 self._names.append(self._line_of(name.start))
             return texts if source else []
         target = entry.get("localizations", self.language)
-        if target is None and self.language != self._own:
+        if not texts or self.language == self._own:
+            return []
+        if target is None:
             self._asked.append(_Asked(entry, source, None))
             return texts
         unit = target.get("stringUnit") if target else None
-        if unit is None or target is source or len(texts) != 1 or not self._waits(unit):
+        if unit is None or len(texts) != 1 or not self._waits(unit):
             return []
         self._asked.append(_Asked(entry, source, unit))
         return texts
