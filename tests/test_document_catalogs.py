@@ -239,10 +239,9 @@ def test_a_line_break_within_a_sentence_is_read_as_a_blank() -> None:
     before = f"<resources xmlns:xliff='x'><string>{raw}</string></resources>"
     form = read_file(before.encode(), "strings.xml")
     form.translate_into("de")
-    made = form.rewritten("Hier sind ein paar Worte, {{ name }} auch, und so weiter a b.").decode()
-    lines = (
-        "Hier sind ein paar Worte, {{ name }} auch, und so\\nweiter <xliff:g id='a'>a b</xliff:g>."
-    )
+    made = form.rewritten("Hier sind ein paar Worte, und so weiter a b, {{ name }} auch.").decode()
+    words = "Hier sind ein paar Worte, und so weiter\\n"
+    lines = words + "<xliff:g id='a'>a b</xliff:g>, {{ name }} auch."
     assert made == before.replace(raw, lines)
 
 
