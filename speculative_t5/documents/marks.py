@@ -13,10 +13,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 from .alignment import opcodes
 from .comparison import EMOJI_JOINER, words_and_signs
 from .layout import bare, places
+
+AnyText = TypeVar("AnyText")
 
 
 @dataclass(frozen=True)
@@ -176,12 +179,12 @@ class _Writer:
 
 
 def read_line(
-    texts: Sequence[str], read: Callable[[str], Iterable[tuple[str, str]]]
+    texts: Sequence[AnyText], read: Callable[[AnyText], Iterable[tuple[str, str]]]
 ) -> Iterator[Character]:
     """Yield the characters of texts, each a part, that are read as one line with single blanks.
 
-    `read` yields how each character of a text is written, and as what it is read; some stand for
-    two, or for none.
+    A text may be a place of one. `read` yields how each character of a text is written, and as what
+    it is read; some stand for two, or for none.
     """
     blank: list[tuple[int, str]] = []  # white space, by parts
     has_begun = False

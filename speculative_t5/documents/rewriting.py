@@ -273,7 +273,7 @@ class Document:
 
     def _is_text(self, flat: str) -> bool:
         """Whether a sentence, on one line, goes through the model."""
-        return has_words(flat) if self._translation else not is_label(flat)
+        return has_words(flat) if self._translation else not is_label(flat, self._breaks)
 
     def _read(self, passage: Passage) -> _Part:
         """Encode a passage, and find out whether the model can read it."""
@@ -300,7 +300,9 @@ class Document:
         Captions that are made by machines have no full stops. They are translated in runs of cues.
         """
         part = self._read(passage)
-        if part.reason is None or self._breaks != "cues":
+        most = min(self._decoder.trained_length or math.inf, self.options.piece_tokens)
+        is_short = part.reason is None and len(part.ids) <= most
+        if is_short or self._breaks != "cues":
             return [part]
         cues = [self._read(each) for each in passage_lines(self.text, passage)]
         return [*self._packed(cues, self.options.piece_tokens)] if self._translation else cues
