@@ -72,7 +72,9 @@ class MarkedLine:
         Where one would change some of several characters that are one in the file, all edits go as
         one, with all of those.
         """
-        found = [trimmed(self.text, text)] if is_whole else [*least_edits(self.text, text)]
+        found = (
+            [_trimmed_to_words(self.text, text)] if is_whole else [*least_edits(self.text, text)]
+        )
         if any(self._is_within(start) or self._is_within(end) for start, end, _ in found):
             (start, *_), (_, end, _) = found[0], found[-1]
             behind = len(text) - (len(self.text) - end)
@@ -227,8 +229,17 @@ def least_edits(before: str, after: str) -> Iterator[tuple[int, int, str]]:
                 yield from _edit(start, before[start:end], after[new_start:new_end])
                 at, new_at = end, new_end
             continue
+        if j1 == j2 and i2 < len(old) and j2 < len(new):
+            gaps = before[old[i2 - 1][1] : old[i2][0]], after[new_at : new[j2][0]]
+            if gaps[0] != gaps[1]:
+                continue  # the space before it is the one that stays
         end = old[i2 - 1][1] if i1 < i2 else at
         new_end = new[j2 - 1][1] if j1 < j2 else new_at
+        if i2 - i1 > 1 and j1 < j2:  # no letter of a word of several stays for one of another
+            yield from _edit(at, before[at : old[i1][0]], after[new_at : new[j1][0]])
+            yield old[i1][0], end, after[new[j1][0] : new_end]
+            at, new_at = end, new_end
+            continue
         if i1 == i2 and new[j1][0] == new_at and j2 < len(new):
             new_end = new[j2][0]  # a word before all others has its space behind it
         yield from _edit(at, before[at:end], after[new_at:new_end])
@@ -265,6 +276,19 @@ def trimmed(before: str, after: str) -> tuple[int, int, str]:
     while same and _joins(before[len(before) - same :]):
         same -= 1
     return start, len(before) - same, after[start : len(after) - same]
+
+
+def _trimmed_to_words(before: str, after: str) -> tuple[int, int, str]:
+    """Return the change of one text to another without words that both begin and end with."""
+    start, end, new = trimmed(before, after)
+    if not (" " in before[start:end] or " " in new):
+        return start, end, new
+    behind = len(before) - end
+    while start and before[start - 1].isalnum():
+        start -= 1
+    while behind and before[len(before) - behind].isalnum():
+        behind -= 1
+    return start, len(before) - behind, after[start : len(after) - behind]
 
 
 def is_other(before: str, after: str) -> bool:

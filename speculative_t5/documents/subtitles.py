@@ -69,6 +69,7 @@ _ANCHOR = re.compile(
     rf"(?<!\w)\[[^\[\]]{{1,200}}+\](?![a-z])|[［【][^［］【】]{{1,200}}+[］】]"
     rf"|(?<!\w)\([^()]{{1,200}}+\)(?!\w)|[{_NOTES}]++"
 )
+_RUBY = re.compile(r"<rt>([^<]{1,200}+)</rt>")  # how characters are read, above them
 _VOICE = re.compile(r"<v(?:\.[^\s<>]*+)?[ \t]([^<>]*+)>", re.IGNORECASE)
 
 
@@ -92,12 +93,13 @@ class Tags:
         r"""
         (?P<line> <br\s*+/?> | \r\n | \r | \n | (?-i:\\N))
         | (?P<character> &(?:amp|lt|gt|nbsp|lrm|rlm|\#\d{1,7}|\#x[0-9a-f]{1,6}); )
+        | <rt> [^<]{0,200} </rt>
         | < (?: /[^>]{0,200} | [a-z][^<>]*+ | \d+:[\d:.,]*+ ) >
         | \{ (?:\\|[a-z]:) [^{}]*+ \}
         """,
         re.VERBOSE | re.IGNORECASE,
     )
-    _paired = re.compile(r"<(/?)(?:[biusc]|v|font|lang|ruby|rt)\b[^<>]*+>", re.IGNORECASE)
+    _paired = re.compile(r"<(/?)(?:[biusc]|v|font|lang|ruby)\b[^<>]*+>", re.IGNORECASE)
 
     def __init__(self, *, has_names: bool) -> None:
         self._has_names = has_names  # whether `&` and `<` are written as names
@@ -139,6 +141,7 @@ class Speech:
         self.repeated: Speech | None = None  # what it says again, in captions that roll up
         self.kept: list[str] = []  # descriptions within it
         mask = cue.mask[start:end]
+        self.kept += _RUBY.findall(self.raw)
         self._mask = mask if self.is_description else _ANCHOR.sub(self._hidden, mask)
         self.text = _flat(self._mask)
 
@@ -201,12 +204,23 @@ class Speech:
         changed = line.changed(words, cue.spelled)
         pieces, at = [], 0
         for (start, end), part in zip(self._spans, changed.parts, strict=True):
-            pieces += [raw[at:start], part]
+            pieces += [self._apart(at, start, pieces[-1:], part), part]
             at = end
         made = "".join(pieces)
         if is_whole and wraps and _is_wide(words):
             made = _wrapped(made, cue.masked(made), cue.line_end)
         return made, changed.is_estimate
+
+    def _apart(self, start: int, end: int, before: Sequence[str], behind: str) -> str:
+        """Return what is between two parts; brackets keep blanks on their sides."""
+        between, mask = self.raw[start:end], self._mask
+        if _ANCHOR.search(between):
+            last = mask[:start].rstrip(REST)[-1:] if start else ""
+            if last.isspace() and before and before[0] and not before[0][-1].isspace():
+                between = f" {between}"
+            if mask[end : end + 1].isspace() and behind[:1].isalnum():
+                between += " "
+        return between
 
 
 class _Mark(NamedTuple):
