@@ -13,10 +13,21 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-SPEAKERS = ("- ", "-", "MAN: ", "DR. SMITH: ", ">> ", ">> MAN #2: ", "– ", "MAN:{break}", "♪ ", "")
+SPEAKERS = (
+    "- ",
+    "-",
+    "MAN: ",
+    "DR. SMITH: ",
+    ">> ",
+    ">> MAN #2: ",
+    "– ",
+    "MAN:{break}",
+    "♪ ",
+    "# ",
+)
 DESCRIPTIONS = ("[{}]", "({})", "[{} {}]", "[MAN]", "(♪)", "[{}]:", "（{}）")
 ANCHORS = ("[laughs]", "(coughs)", "♪", "[MUSIC PLAYING]", "[x]")
-ENDS = (".", "!", "?", "", "", "...", ". (laughs)", " [sighs]", " ♪", " #", ",")
+ENDS = (".", "!", "?", "", "", "...", ". (laughs)", " [sighs]", " ♪", ",")
 SIGNS = (", ", " ", " ", " ", "  ", ": ", "; ", "'", "\t")
 OF_SRT = (
     "<i>{}</i>",
@@ -220,9 +231,11 @@ def lrc(words: AnyWords) -> bytes:
 
 _A_WORD = re.compile(r"[a-zäßéж]*\d+x")
 _FIXED = re.compile(
-    r"<rt>a</rt>|<(?!br)[^<>\s][^<>]*>|(?<!\\)\{[^{}]*\}|[\[\]()（）♪#]|--> [^\r\n]*|>>|[A-Z]+:"
+    r"<rt>a</rt>|<(?!br)[^<>\s][^<>]*>|(?<!\\)\{[^{}]*\}|[\[\]♪#]|--> [^\r\n]*|>>"
+    r"|(?<!\\)[A-Z]{2,}:"
 )
-_MOVABLE = re.compile(r"\s|<br/?>|\\[Nnh]")
+_DRAWING = re.compile(r"(\{[^{}]*\\p1\})([^{}]*)")
+_MOVABLE = re.compile(r"\s|<br/?>|\\[Nnh]|&nbsp;")
 
 
 def _removed(found: re.Match[str]) -> str:
@@ -232,11 +245,15 @@ def _removed(found: re.Match[str]) -> str:
 
 def skeleton_of_subtitles(data: bytes) -> tuple[list[str], dict[str, str]]:
     """Return all but words and breaks, and how many tags and the like stand before each word."""
-    text = data.decode()
-    drawn = re.sub(r"(\{[^{}]*\\p1\})[^{}]*", r"\1", text)
+    text = data.decode().replace("&#233;", "é")
+    drawn = _DRAWING.sub(r"\1", text)
     places: dict[str, str] = {}
     begins = [0, *(found.end() for found in _FIXED.finditer(drawn)), len(drawn)]
     for number, (start, end) in enumerate(pairwise(begins)):
         places |= {word: str(number) for word in _A_WORD.findall(drawn[start:end])}
-    rest = _A_WORD.sub("", _MOVABLE.sub(" ", _FIXED.sub(_removed, text)))
-    return [*_FIXED.findall(text), _MOVABLE.sub("", rest)], places
+    rest = _A_WORD.sub("", _MOVABLE.sub(" ", _FIXED.sub(_removed, drawn)))
+    return [
+        *map("".join, _DRAWING.findall(text)),
+        *_FIXED.findall(drawn),
+        "".join(sorted(_MOVABLE.sub("", rest))),
+    ], places

@@ -70,6 +70,7 @@ _ANCHOR = re.compile(
     rf"|(?<!\w)\([^()]{{1,200}}+\)(?!\w)|[{_NOTES}]++"
 )
 _RUBY = re.compile(r"<rt>([^<]{1,200}+)</rt>")  # how characters are read, above them
+_BLANKS = f" \t\n\r\f\v{REST}"
 _VOICE = re.compile(r"<v(?:\.[^\s<>]*+)?[ \t]([^<>]*+)>", re.IGNORECASE)
 
 
@@ -202,21 +203,24 @@ class Speech:
             old = re.findall(r"[^ \n]+", line.text)
             words = arranged(old, re.findall(r"[ \n]", line.text), words.split()) or words
         changed = line.changed(words, cue.spelled)
-        pieces, at = [], 0
+        pieces, last = list[str](), (0, 0)
         for (start, end), part in zip(self._spans, changed.parts, strict=True):
-            pieces += [self._apart(at, start, pieces[-1:], part), part]
-            at = end
+            pieces += [self._apart(last, start, pieces[-1:], part), part]
+            last = start, end
         made = "".join(pieces)
         if is_whole and wraps and _is_wide(words):
             made = _wrapped(made, cue.masked(made), cue.line_end)
         return made, changed.is_estimate
 
-    def _apart(self, start: int, end: int, before: Sequence[str], behind: str) -> str:
-        """Return what is between two parts; brackets keep blanks on their sides."""
-        between, mask = self.raw[start:end], self._mask
+    def _apart(self, last: tuple[int, int], end: int, before: Sequence[str], behind: str) -> str:
+        """Return what is between the last part and one; brackets keep blanks on their sides."""
+        (above, start), mask = last, self._mask
+        between = self.raw[start:end]
         if _ANCHOR.search(between):
-            last = mask[:start].rstrip(REST)[-1:] if start else ""
-            if last.isspace() and before and before[0] and not before[0][-1].isspace():
+            words = mask[above:start].rstrip(_BLANKS)
+            blank = self.raw[above + len(words) : start]
+            is_lost = blank and before and not before[0].endswith(blank)
+            if is_lost and before[0] and not before[0][-1].isspace():
                 between = f" {between}"
             if mask[end : end + 1].isspace() and behind[:1].isalnum():
                 between += " "
