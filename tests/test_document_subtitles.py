@@ -8,6 +8,7 @@ from typing import Any
 from speculative_t5.documents import Document, RewriteOptions, read_file
 
 import pytest
+import random_documents
 from messages import complaint
 from pieces import Scripted
 
@@ -387,6 +388,38 @@ def test_characters_of_webvtt_have_names() -> None:
 
 DIALOGUE = "Dialogue: 0,0:00:{0:02}.00,0:00:{0:02}.90,A,,0,0,0,,{1} {0}\n"
 STREET = "so we are in street"
+LEFT = {  # what is shown, the words that are wanted, and what is shown then
+    "a line": ("It is<br><b>very  </b>\nwarm here.", "It is warm here.", "It is<b></b> warm here."),
+    "beside a bracket": ("So he [x] is in [y] it.", "So he is it.", "So he [x] is [y] it."),
+    "words for one": (
+        "He (coughs) very\nsoon goes.",
+        "He quickly goes.",
+        "He (coughs) quickly\ngoes.",
+    ),
+    "words and a tag": (
+        "I <i>am</i> not\nat all home.",
+        "I am never home.",
+        "I <i>am</i> never\nhome.",
+    ),
+    "a space before": ("It is  [x]\nnow here.", "It is here.", "It is  [x]\nhere."),
+    "a long word": ("Ship", "Donaudampfschiffahrt" * 3, "Donaudampfschiffahrt" * 3),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_words_that_are_left_stay_apart(name: str) -> None:
+    shown, wanted, after = LEFT[name]
+    form = read_file(srt(shown).encode(), "a.srt")
+    assert form.rewritten(wanted).decode() == srt(after)
+
+
+@pytest.mark.parametrize("kind", ["srt", "vtt", "ass", "lrc"])
+def test_nothing_else_changes_in_random_subtitles(kind: str) -> None:
+    """More of them: scripts/checks/random_documents.py."""
+    for seed in range(300):
+        assert not random_documents.faults_of(random_documents.KINDS[kind], seed), seed
+
+
 SPOKEN = {  # without full stops
     "a.srt": srt(*[f"{STREET} {n}" for n in range(30)]),
     "a.ass": ASS + "".join(DIALOGUE.format(n, STREET) for n in range(30)),

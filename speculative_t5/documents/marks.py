@@ -141,10 +141,11 @@ class _Writer:
         if any(pieces[part] != texts[part] for part in fixed):
             self._has_refused = True
             pieces, is_estimate = {}, False  # all of it stays
+        new_pieces = {part: pieces[part] for part in pieces if part not in fixed}
         for each in replaced:
-            if not (each.text and each.part in pieces.keys() - fixed):
+            if not (each.text and each.part in new_pieces):
                 self._write(each)
-        self._write_pieces({part: pieces[part] for part in pieces if part not in fixed}, replaced)
+        self._write_pieces(new_pieces, replaced)
         self._is_estimate |= is_estimate
         self._has_divided |= len(texts) > 1
 
@@ -319,7 +320,7 @@ def divided(texts: Sequence[str], line: str) -> tuple[list[str], bool]:
     parts: list[list[str]] = [[] for _ in texts]
     borders = [*accumulate(map(len, texts))]
     begins = [word.start() for word in re.finditer(r"\S+", whole)]
-    if not begins:
+    if not begins or not words:  # or nothing but spaces is left
         return [line, *[""] * (len(texts) - 1)], False
     for word, place in zip(words, places(new, old), strict=True):
         parts[bisect_right(borders, begins[place])].append(word)  # the text in which it begins

@@ -46,6 +46,7 @@ _LETTERS_APART = "\u2e80-\u2fff\u3001-\u30ff\u31f0-\u9fff\uf900-\ufaff\uff01-\uf
 _BREAK_WITHIN = re.compile(rf"([{_LETTERS_APART}][\0\x01]*+)\n(?=[\0\x01]*+[{_LETTERS_APART}])")
 _NOT_READ = re.compile(r"[\0-\x02]+")
 _CHARACTER = re.compile(r"[^\0]\x01*+", re.DOTALL)
+_BETWEEN_LETTERS = re.compile(r"(?<=[^（「『【《〈])(?=[^）」』】》〉、。，．！？…ー\s])")
 _NO_TEXT = {ord(REST): TAG, ord(JOINT): TAG}  # where a text has them itself
 _TAGS = re.compile(r"\0+")
 _NOTES = "♪♫♬♩"
@@ -478,18 +479,20 @@ def _stays_within(words: str) -> bool:
 
 
 def _is_wide(words: str) -> bool:
-    return len(words) > (SUBTITLE_WIDTH if " " in words else SUBTITLE_WIDTH // 2)
+    return len(words) > (SUBTITLE_WIDTH // 2 if _is_unspaced(words) else SUBTITLE_WIDTH)
 
 
 def _wrapped(text: str, mask: str, line_end: str) -> str:
     """Return a text on two lines: parted at the blank outside of tags that is nearest its middle.
 
-    One without blanks is parted in its middle, if that is outside of tags.
+    Letters that no blanks part are parted near their middle, if no tags are among them.
     """
     sizes = [*accumulate((char > JOINT for char in mask), initial=0)]  # before each place
     middle = sizes[-1] / 2
     gaps = [found.start() for found in re.finditer(" ", mask)]
-    if not gaps and (TAG in mask or REST in mask):
+    if not gaps and _is_unspaced(text) and not _NOT_READ.search(mask):
+        gaps = [found.start() for found in _BETWEEN_LETTERS.finditer(text)]
+    if not gaps:
         return text
-    at = min(gaps or range(len(text)), key=lambda gap: abs(sizes[gap] - middle))
+    at = min(gaps, key=lambda gap: abs(sizes[gap] - middle))
     return text[:at] + line_end + text[at:].lstrip(" ")
