@@ -389,17 +389,23 @@ def test_characters_of_webvtt_have_names() -> None:
 DIALOGUE = "Dialogue: 0,0:00:{0:02}.00,0:00:{0:02}.90,A,,0,0,0,,{1} {0}\n"
 STREET = "so we are in street"
 LEFT = {  # what is shown, the words that are wanted, and what is shown then
-    "a line": ("It is<br><b>very  </b>\nwarm here.", "It is warm here.", "It is<b></b> warm here."),
+    "a line": (
+        "It is<br><b>very  </b>\nwarm here.",
+        "It is warm here.",
+        "It is<b>  </b>\nwarm<br>here.",
+    ),
+    "two lines": ("It is<br><b>so  </b>\nhere.", "It is", "It is<b></b>"),
+    "a word of three lines": ("We<br><b>so  </b>\nhere.", "We here.", "We <b></b>here."),
     "beside a bracket": ("So he [x] is in [y] it.", "So he is it.", "So he [x] is [y] it."),
     "words for one": (
         "He (coughs) very\nsoon goes.",
         "He quickly goes.",
-        "He (coughs) quickly\ngoes.",
+        "He\n(coughs) quickly goes.",
     ),
     "words and a tag": (
         "I <i>am</i> not\nat all home.",
         "I am never home.",
-        "I <i>am</i> never\nhome.",
+        "I <i>am</i>\nnever home.",
     ),
     "a space before": ("It is  [x]\nnow here.", "It is here.", "It is  [x]\nhere."),
     "a long word": ("Ship", "Donaudampfschiffahrt" * 3, "Donaudampfschiffahrt" * 3),
