@@ -252,6 +252,11 @@ BREAKS = {  # what is shown, what the model says, and what of it comes behind ea
     "three lines": ("This have\nthree short\nlines.", "This has", "three short", "lines."),
     "a tag": ("He <br>go to<br>his home.", "He ", "goes to", "his home."),
     "letters of an editor": (r"He go to\Nhis old home.", "He goes to", "his old home."),
+    "tags with spaces": (
+        "< i >He go</ i>\n< / i >to his home.",
+        "< i >He goes</ i>",
+        "< / i >to his home.",
+    ),
     "italics": ("<i>He go</i>\n<i>to his home.</i>", "<i>He goes</i>", "<i>to his home.</i>"),
     "letters without blanks": ("今日は学校へ\n行きまし。", "今日は学校へ", "行きました。"),
 }
@@ -500,6 +505,15 @@ def test_translations_that_are_too_fast_to_read_are_listed() -> None:
     behind = read_file(srt(f"We go.\n\n{slow}").encode(), "a.srt")
     behind.rewritten(f"{long}\n{long}")
     assert behind.not_kept()[0].startswith("cue 1: 59 characters"), "both are shown at once"
+
+
+def test_many_cues_with_tags_are_said_in_one_line() -> None:
+    for number, lines in ((5, 5), (6, 1)):
+        form = read_file(srt(*[f"We <i>go</i> to {n}." for n in range(number)]).encode(), "a.srt")
+        form.rewritten("\n".join(["Wir gehen hin."] * number))
+        estimated = [said for said in form.not_kept() if "are estimates" in said]
+        assert len(estimated) == lines and estimated[0].startswith("cue 1")
+    assert estimated == ["cue 1 and 5 other cues: the places of tags within them are estimates"]
 
 
 def test_times_without_a_length_have_no_speed() -> None:

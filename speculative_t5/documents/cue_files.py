@@ -27,6 +27,7 @@ from .subtitles import (
 READ_EACH_SECOND = 20  # characters that most people can read
 LONGEST_GAP = 5.0  # seconds between two cues of one sentence
 ROLLED_WITHIN = 0.05  # seconds between two cues of captions that roll up
+LISTED_ALONE = 5  # cues of which the same is said
 SHOWN_EXAMPLE = 40  # characters
 
 _WHOLE_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
@@ -103,7 +104,7 @@ class CueFile(PlainFile):
             made.append(new)
             shown.append((part, new))
             estimated += [part.number] * is_estimate
-        self._said = say_estimated("cue", estimated, "tags within it")
+        self._said = _say_estimated([*dict.fromkeys(estimated)])
         for _, group in groupby(shown, key=lambda pair: pair[0].number):
             self._said += _too_fast([*group], words)
         return "".join(made).encode()
@@ -147,6 +148,14 @@ def _in_lines(cues: Sequence[Cue]) -> Iterator[Speech | None]:
         spoken = [] if speech.is_description else [speech]
     for each in waiting:
         yield from (None, each)
+
+
+def _say_estimated(numbers: Sequence[int]) -> list[str]:
+    """Say of cues that the places of their tags are estimates, of many in one line."""
+    if len(numbers) <= LISTED_ALONE:
+        return say_estimated("cue", numbers, "tags within it")
+    others = count(len(numbers) - 1, "other cue")
+    return [f"cue {numbers[0]} and {others}: the places of tags within them are estimates"]
 
 
 def _goes_on(last: Speech, speech: Speech) -> bool:

@@ -96,12 +96,14 @@ class Tags:
         (?P<line> <br\s*+/?> | \r\n | \r | \n | (?-i:\\N))
         | (?P<character> &(?:amp|lt|gt|nbsp|lrm|rlm|\#\d{1,7}|\#x[0-9a-f]{1,6}); )
         | <rt> [^<]{0,200} </rt>
-        | < (?: /[^>]{0,200} | [a-z][^<>]*+ | \d+:[\d:.,]*+ ) >
+        | < (?: [ ]{0,9} / [^>]{0,200} | [a-z][^<>]*+ | [ ]{1,9}[bius][ ]{0,9} | \d+:[\d:.,]*+ ) >
         | \{ (?:\\|[a-z]:) [^{}]*+ \}
         """,
         re.VERBOSE | re.IGNORECASE,
     )
-    _paired = re.compile(r"<(/?)(?:[biusc]|v|font|lang|ruby)\b[^<>]*+>", re.IGNORECASE)
+    _paired = re.compile(
+        r"<[ ]{0,9}(/?)[ ]{0,9}(?:[biusc]|v|font|lang|ruby)\b[^<>]*+>", re.IGNORECASE
+    )
 
     def __init__(self, *, has_names: bool) -> None:
         self._has_names = has_names  # whether `&` and `<` are written as names
