@@ -480,6 +480,17 @@ def test_cues_of_other_scripts_are_translated(name: str, first: str, second: str
     assert first[:2] in found and second[-2:] in found and "today" not in found
 
 
+def test_lines_without_blanks_are_parted_where_no_sign_forbids_it() -> None:
+    for letters, wanted in (
+        ("学校" * 12, "学校" * 6 + "\n" + "学校" * 6),
+        ("学校" * 5 + "へ。」" + "校" * 9, "学校" * 5 + "\nへ。」" + "校" * 9),
+        ("学校" * 5 + "へ「行" + "学校" * 5, "学校" * 5 + "へ\n「行" + "学校" * 5),
+        ("学校" * 9, "学校" * 9),
+    ):
+        form = read_file(srt("We go to school.").encode(), "a.srt")
+        assert form.rewritten(letters).decode() == srt(wanted)
+
+
 def test_translations_that_are_too_fast_to_read_are_listed() -> None:
     slow, fast = "We go there now.", "We go there now, as all of us did the day before."
     long = "Nun machen sich alle auf den Weg dorthin, wie am Tag davor."

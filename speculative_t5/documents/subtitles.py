@@ -46,7 +46,7 @@ _LETTERS_APART = "\u2e80-\u2fff\u3001-\u30ff\u31f0-\u9fff\uf900-\ufaff\uff01-\uf
 _BREAK_WITHIN = re.compile(rf"([{_LETTERS_APART}][\0\x01]*+)\n(?=[\0\x01]*+[{_LETTERS_APART}])")
 _NOT_READ = re.compile(r"[\0-\x02]+")
 _CHARACTER = re.compile(r"[^\0]\x01*+", re.DOTALL)
-_BETWEEN_LETTERS = re.compile(r"(?<=[^（「『【《〈])(?=[^）」』】》〉、。，．！？…ー\s])")
+_NOT_LAST, _NOT_FIRST = "（「『【《〈", "）」』】》〉、。，．！？…ー"  # signs of a line
 _NO_TEXT = {ord(REST): TAG, ord(JOINT): TAG}  # where a text has them itself
 _TAGS = re.compile(r"\0+")
 _NOTES = "♪♫♬♩"
@@ -493,7 +493,8 @@ def _wrapped(text: str, mask: str, line_end: str) -> str:
     middle = sizes[-1] / 2
     gaps = [found.start() for found in re.finditer(" ", mask)]
     if not gaps and _is_unspaced(text) and not _NOT_READ.search(mask):
-        gaps = [found.start() for found in _BETWEEN_LETTERS.finditer(text)]
+        pairs = enumerate(pairwise(text), 1)
+        gaps = [i for i, (a, b) in pairs if a not in _NOT_LAST and b not in _NOT_FIRST]
     if not gaps:
         return text
     at = min(gaps, key=lambda gap: abs(sizes[gap] - middle))
