@@ -23,7 +23,6 @@ SPEAKERS = (
     "– ",
     "MAN:{break}",
     "♪ ",
-    "# ",
 )
 DESCRIPTIONS = ("[{}]", "({})", "[{} {}]", "[MAN]", "(♪)", "[{}]:", "（{}）")
 ANCHORS = ("[laughs]", "(coughs)", "♪", "[MUSIC PLAYING]", "[x]")
