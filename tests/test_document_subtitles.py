@@ -385,6 +385,12 @@ def test_characters_of_webvtt_have_names() -> None:
     assert read(text, "a.vtt") == ["He go & she have <it> now."]
     found, _, _ = rewritten(text, "a.vtt")
     assert found == corrected(text)
+    for shown in ("the caf&#233; <i>he go</i> to", "<i>He go</i> to the caf&#xe9;", "caf&#233;"):
+        at_end = f"WEBVTT\n\n{TIMES}\n{shown} [x]\n"
+        form = read_file(at_end.encode(), "a.vtt")
+        assert rewritten(at_end, "a.vtt", by="paragraph")[0] == corrected(at_end)
+        made = form.rewritten(form.text.replace("café", "bar"))
+        assert made.decode() == re.sub("caf&.*?;", "bar", at_end)
     form = read_file(text.encode(), "a.vtt")
     made = form.rewritten("He goes & she has <it> now & then --> here.").decode()
     assert made.endswith("He goes &amp; she has &lt;it&gt;&nbsp;now &amp; then --&gt; here.\n")

@@ -47,7 +47,7 @@ OF_VTT = (
     "{}&amp;",
     "{}&nbsp;",
     "&lt;{}&gt;",
-    "{}&#233;",
+    "{}&#38;",
 )
 OF_ASS = (
     r"{{\i1}}{}{{\i0}}",
@@ -222,7 +222,7 @@ def lrc(words: AnyWords) -> bytes:
     form = draw.choice(("[{:02}:{:02}.{:02}]", "[{}:{:02}:{:02}]", "[{:02}:{:02}]"))
     for start, end in _times(draw, draw.randint(1, 5), form):
         times = start + draw.choice(("", "", "", end, f" {end}"))
-        said = _cue(words, OF_LRC, ()) if draw.random() < 0.9 else ""
+        said = _speech(words, OF_LRC, ()) if draw.random() < 0.9 else ""
         parts.append(f"{times}{draw.choice(('', ' '))}{said}\n")
         parts.append(draw.choice(("", "", "", "\n", "A B\n", "[al:A]\n")))
     return _saved(words, "".join(parts))
@@ -244,7 +244,7 @@ def _removed(found: re.Match[str]) -> str:
 
 def skeleton_of_subtitles(data: bytes) -> tuple[list[str], dict[str, str]]:
     """Return all but words and breaks, and how many tags and the like stand before each word."""
-    text = data.decode().replace("&#233;", "é")
+    text = data.decode().replace("&#38;", "&amp;")
     drawn = _DRAWING.sub(r"\1", text)
     places: dict[str, str] = {}
     begins = [0, *(found.end() for found in _FIXED.finditer(drawn)), len(drawn)]

@@ -220,8 +220,8 @@ class Speech:
         (above, start), mask = last, self._mask
         between = self.raw[start:end]
         if _ANCHOR.search(between):
-            words = mask[above:start].rstrip(_BLANKS)
-            blank = self.raw[above + len(words) : start]
+            place = above + len(mask[above:start].rstrip(_BLANKS))
+            blank = self.raw[_behind_character(mask, place, start) : start]
             is_lost = blank and before and not before[0].endswith(blank)
             if is_lost and before[0] and not before[0][-1].isspace():
                 between = f" {between}"
@@ -456,7 +456,7 @@ def _behind(mask: str, start: int, end: int) -> tuple[int, list[_Mark]]:
     """Return where words end, and the descriptions behind them, in order."""
     backwards, stop, found = mask[start:end][::-1], end, list[_Mark]()
     while True:
-        stop = end - _end_of(_AROUND, backwards, end - stop)
+        stop = _behind_character(mask, end - _end_of(_AROUND, backwards, end - stop), end)
         opening = _OPENED_BY.get(mask[stop - 1 : stop])
         at = mask.rfind(opening, max(start, stop - 202), stop) if opening else -1
         mark = _description(mask, at, stop) if at >= start else None
@@ -464,6 +464,13 @@ def _behind(mask: str, start: int, end: int) -> tuple[int, list[_Mark]]:
             return stop, found[::-1]
         found.append(mark)
         stop = at
+
+
+def _behind_character(mask: str, place: int, end: int) -> int:
+    """Return the place behind a character that has its name in the file."""
+    while place < end and mask[place] == REST:
+        place += 1
+    return place
 
 
 def _stands_apart(mask: str, start: int, mark: _Mark) -> bool:
