@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from speculative_t5.documents import Document, RewriteOptions, read_file
+from speculative_t5.documents.marks import least_edits
 
 import pytest
 import random_documents
@@ -428,6 +429,15 @@ def test_words_that_are_left_stay_apart(name: str) -> None:
     shown, wanted, after = LEFT[name]
     form = read_file(srt(shown).encode(), "a.srt")
     assert form.rewritten(wanted).decode() == srt(after)
+
+
+def test_a_word_that_is_left_out_leaves_the_space_that_stays() -> None:
+    for before, after, edits in (
+        ("go home; now", "go ; now", [(3, 7, "")]),
+        ("go home now", "go now", [(2, 7, "")]),
+        ("go very soon home", "go now home", [(3, 12, "now")]),
+    ):
+        assert [*least_edits(before, after)] == edits
 
 
 @pytest.mark.parametrize("kind", ["srt", "vtt", "ass", "lrc"])
