@@ -280,7 +280,7 @@ def trimmed(before: str, after: str) -> tuple[int, int, str]:
 
 
 def _trimmed_to_words(before: str, after: str) -> tuple[int, int, str]:
-    """Return the change of one text to another without words that both begin and end with."""
+    """Return the change of one text to another without whole words at both ends."""
     start, end, new = trimmed(before, after)
     if not (" " in before[start:end] or " " in new):
         return start, end, new

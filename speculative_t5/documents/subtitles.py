@@ -3,7 +3,7 @@
 A cue has one speech or several. A speech begins with the cue, and further ones begin
 
 - at a line that begins with a dash, unless that line goes on with a small letter where the line
-  above has no end of a sentence, and neither the cue begins with a dash;
+  above has no end of a sentence and the cue does not begin with a dash;
 - at `>>`, at the beginning of a line or between blanks, and at a voice such as `<v Anna>`;
 - at a line that begins with a name, or with a description behind the end of a sentence.
 
