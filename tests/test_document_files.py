@@ -305,8 +305,9 @@ def test_subtitles_have_no_marks_of_markdown_and_speakers_may_stand_in_tags() ->
     form = read_file(text.encode(), "a.srt")
     assert form.text.split("\n") == [
         "---",
-        "- He have gone.",
-        "- I has it.",
+        "",
+        "He have gone.",
+        "I has it.",
         "He go.",
         "I go.",
         "---",
@@ -324,13 +325,13 @@ def test_a_cue_has_at_most_two_lines() -> None:
     assert form.text.split("\n") == [
         "She have a apple and",
         "she eat it.",
-        "- He have gone.",
-        "- I has it.",
+        "He have gone.",
+        "I has it.",
         "All is well.",
     ]
     assert [form.number(line) for line in range(1, 6)] == [1, 2, 3, 3, 4]
     long = "word " * 12 + "end"
-    shown = form.rewritten("\n".join([long, "short", "- one", "- two", "中文" * 20])).decode()
+    shown = form.rewritten("\n".join([long, "short", "one", "two", "中文" * 20])).decode()
     cues = [cue.split("\r\n", 2)[2] for cue in shown.strip().split("\r\n\r\n")]
     assert cues[0] == f"<i>{'word ' * 6}".rstrip() + f"\r\n{'word ' * 6}end</i>"
     assert cues[1:] == ["short", "- one\r\n- two", "{\\an8}" + "中文" * 10 + "\r\n" + "中文" * 10]

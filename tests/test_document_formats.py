@@ -24,6 +24,8 @@ TEXTS = {
     "md": f"# Top\n\n{WRONG}\n",
     "srt": f"{CUE}<i>{WRONG}</i>\n",
     "vtt": f"WEBVTT\n\n00:01.000 --> 00:02.000\n{WRONG}\n",
+    "ass": f"[Events]\nDialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,{WRONG}\n",
+    "lrc": f"[ar:X]\n[00:12.50]{WRONG}\n",
     "html": f"<p>{WRONG}</p>",
 }
 
@@ -60,7 +62,10 @@ def test_formats_are_named_by_options_and_suffixes() -> None:
 
 
 BAD_FORMATS = [
-    (("in.md", "--format", "pdf"), "--format must be one of txt, md, srt, vtt, html, docx"),
+    (
+        ("in.md", "--format", "pdf"),
+        "--format must be one of txt, md, srt, vtt, ass, lrc, html, docx",
+    ),
     (("folder", "--format", "md", "--check"), "folder is a folder, whose files have the formats"),
 ]
 NAMES = {  # names of outputs that fit a format, and that do not

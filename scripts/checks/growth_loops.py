@@ -176,6 +176,18 @@ def cued(text: str) -> str:
     return "\n\n".join(f"{i}\n{times}\n{each}" for i, each in enumerate(text.split("\n\n"), 1))
 
 
+def timed(text: str) -> str:
+    """Lyrics: a time for each line."""
+    return "\n".join(f"[00:01.00]{line}" for line in text.splitlines())
+
+
+def dialogues(text: str) -> str:
+    """SubStation Alpha: a line for each paragraph."""
+    begun = "Dialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,"
+    lines = (begun + r"\N".join(each.splitlines()) for each in text.split("\n\n"))
+    return "[Events]\n" + "\n".join(lines)
+
+
 def word_file(text: str) -> bytes:
     """A document of Word: every other word in bold."""
     from docx import Document as Word
@@ -206,6 +218,7 @@ class Whole:
     def __call__(self, text: str) -> object:
         data = {".docx": lambda: word_file(text)}
         data |= dict.fromkeys((".srt", ".vtt"), lambda: cued(text).encode())
+        data |= {".ass": lambda: dialogues(text).encode(), ".lrc": lambda: timed(text).encode()}
         form = read_file(data.get(self.suffix, text.encode)(), f"text{self.suffix}")
         decoder = scripted(self.answer, languages=self.languages)
         with unlimited():
@@ -381,9 +394,9 @@ def _loops() -> Iterator[tuple[str, str, Run]]:
     yield "serve/fields.py", "fields of a request", fielded
     yield "serve/languagetool.py", "/v2/check", checked
     yield "serve/libretranslate.py", "/translate", translated
-    for suffix in (".txt", ".md", ".srt", ".vtt", ".html", ".docx"):
+    for suffix in (".txt", ".md", ".srt", ".vtt", ".ass", ".lrc", ".html", ".docx"):
         yield "documents", f"document {suffix}, corrected", Whole(suffix, grown)
-    for suffix in (".txt", ".md", ".srt", ".html", ".docx"):
+    for suffix in (".txt", ".md", ".srt", ".ass", ".lrc", ".html", ".docx"):
         pair = ("de", "en")
         yield "documents", f"document {suffix}, translated", Whole(suffix, turned, None, pair)
     yield "documents", "document .txt by paragraphs", Whole(".txt", grown, "paragraph")

@@ -1,7 +1,7 @@
 """Results of decoding: read from the device, and counted round by round."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
@@ -127,14 +127,15 @@ class Stats:
                 yield number, origin
 
 
-def total(done: Sequence[Stats]) -> Stats:
-    """Return the statistics of several outputs as if they were one."""
+def total(done: Iterable[Stats | None]) -> Stats:
+    """Return the statistics of several outputs as if they were one; None is for no output."""
+    known = [stats for stats in done if stats is not None]
     return Stats(
-        tuple(count for stats in done for count in stats.num_draft),
-        tuple(count for stats in done for count in stats.num_drafted),
-        tuple(count for stats in done for count in stats.num_accepted),
-        sum(stats.emitted for stats in done),
-        sum(stats.seconds for stats in done),
+        tuple(count for stats in known for count in stats.num_draft),
+        tuple(count for stats in known for count in stats.num_drafted),
+        tuple(count for stats in known for count in stats.num_accepted),
+        sum(stats.emitted for stats in known),
+        sum(stats.seconds for stats in known),
     )
 
 

@@ -72,7 +72,9 @@ class MarkedLine:
         Where one would change some of several characters that are one in the file, all edits go as
         one, with all of those.
         """
-        found = [trimmed(self.text, text)] if is_whole else [*least_edits(self.text, text)]
+        found = (
+            [_trimmed_to_words(self.text, text)] if is_whole else [*least_edits(self.text, text)]
+        )
         if any(self._is_within(start) or self._is_within(end) for start, end, _ in found):
             (start, *_), (_, end, _) = found[0], found[-1]
             behind = len(text) - (len(self.text) - end)
@@ -184,8 +186,8 @@ def read_line(
 ) -> Iterator[Character]:
     """Yield the characters of texts, each a part, that are read as one line with single blanks.
 
-    `read` yields how each character of a text is written, and as what it is read; some stand for
-    two, or for none.
+    A text may be a place of one. `read` yields how each character of a text is written, and as what
+    it is read; some stand for two, or for none.
     """
     blank: list[tuple[int, str]] = []  # white space, by parts
     has_begun = False
@@ -228,8 +230,17 @@ def least_edits(before: str, after: str) -> Iterator[tuple[int, int, str]]:
                 yield from _edit(start, before[start:end], after[new_start:new_end])
                 at, new_at = end, new_end
             continue
+        if j1 == j2 and i2 < len(old) and j2 < len(new):
+            gaps = before[old[i2 - 1][1] : old[i2][0]], after[new_at : new[j2][0]]
+            if gaps[0] != gaps[1]:
+                continue  # the space before it is the one that stays
         end = old[i2 - 1][1] if i1 < i2 else at
         new_end = new[j2 - 1][1] if j1 < j2 else new_at
+        if i2 - i1 > 1 and j1 < j2:  # no letter of a word of several stays for one of another
+            yield from _edit(at, before[at : old[i1][0]], after[new_at : new[j1][0]])
+            yield old[i1][0], end, after[new[j1][0] : new_end]
+            at, new_at = end, new_end
+            continue
         if i1 == i2 and new[j1][0] == new_at and j2 < len(new):
             new_end = new[j2][0]  # a word before all others has its space behind it
         yield from _edit(at, before[at:end], after[new_at:new_end])
@@ -268,6 +279,19 @@ def trimmed(before: str, after: str) -> tuple[int, int, str]:
     return start, len(before) - same, after[start : len(after) - same]
 
 
+def _trimmed_to_words(before: str, after: str) -> tuple[int, int, str]:
+    """Return the change of one text to another without whole words at both ends."""
+    start, end, new = trimmed(before, after)
+    if not (" " in before[start:end] or " " in new):
+        return start, end, new
+    behind = len(before) - end
+    while start and before[start - 1].isalnum():
+        start -= 1
+    while behind and before[len(before) - behind].isalnum():
+        behind -= 1
+    return start, len(before) - behind, after[start : len(after) - behind]
+
+
 def is_other(before: str, after: str) -> bool:
     """Whether most words of a text are not those of the text before."""
     old, new = ({*map(bare, text.split())} for text in (before, after))
@@ -296,7 +320,7 @@ def divided(texts: Sequence[str], line: str) -> tuple[list[str], bool]:
     parts: list[list[str]] = [[] for _ in texts]
     borders = [*accumulate(map(len, texts))]
     begins = [word.start() for word in re.finditer(r"\S+", whole)]
-    if not begins:
+    if not begins or not words:  # or nothing but spaces is left
         return [line, *[""] * (len(texts) - 1)], False
     for word, place in zip(words, places(new, old), strict=True):
         parts[bisect_right(borders, begins[place])].append(word)  # the text in which it begins

@@ -28,8 +28,10 @@ class FileFormat:
 FILE_FORMATS = {
     "txt": FileFormat("formats", "PlainFile", (".txt",)),
     "md": FileFormat("markdown", "MarkdownFile", (".md", ".markdown")),
-    "srt": FileFormat("subtitles", "Subtitles", (".srt",)),
-    "vtt": FileFormat("subtitles", "Subtitles", (".vtt",)),
+    "srt": FileFormat("cue_files", "Subtitles", (".srt",)),
+    "vtt": FileFormat("cue_files", "Subtitles", (".vtt",)),
+    "ass": FileFormat("cue_files", "SubStation", (".ass", ".ssa")),
+    "lrc": FileFormat("cue_files", "Lyrics", (".lrc",)),
     "html": FileFormat("web", "WebPage", (".html", ".htm")),
     "docx": FileFormat("word", "WordFile", (".docx",), is_binary=True),
     "po": FileFormat("catalogs", "Catalog", (".po", ".pot")),

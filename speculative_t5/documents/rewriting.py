@@ -294,7 +294,7 @@ class Document:
 
     def _is_text(self, flat: str) -> bool:
         """Whether a sentence, on one line, goes through the model."""
-        return has_words(flat) if self._labels else not is_label(flat)
+        return has_words(flat) if self._labels else not is_label(flat, self._breaks)
 
     def _read(self, passage: Passage) -> _Part:
         """Encode a passage, and find out whether the model can read it."""
@@ -321,7 +321,8 @@ class Document:
         Captions that are made by machines have no full stops. They are translated in runs of cues.
         """
         part = self._read(passage)
-        if part.reason is None or self._breaks != "cues":
+        most = min(self._decoder.trained_length or math.inf, self.options.piece_tokens)
+        if self._breaks != "cues" or (part.reason is None and len(part.ids) <= most):
             return [part]
         cues = [self._read(each) for each in passage_lines(self.text, passage)]
         return [*self._packed(cues, self.options.piece_tokens)] if self._translation else cues
@@ -426,7 +427,7 @@ class Document:
             spent = piece.stats
             for sentence, output in self._decoded(several, **keywords):
                 piece = self._judged(sentence, output)
-                piece, spent = replace(piece, stats=_sum(spent, piece.stats)), None
+                piece, spent = replace(piece, stats=total([spent, piece.stats])), None
                 if piece.reason:
                     alone.append((sentence, piece))
                 else:
@@ -452,7 +453,7 @@ class Document:
         self, part: _Part, piece: Piece, tries: Sequence[Generation], how: str
     ) -> Piece:
         """Return the piece of the first output that is good; else the one that there is."""
-        stats = _sum(piece.stats, *(output.stats for output in tries[:1]))
+        stats = total([piece.stats, *(output.stats for output in tries[:1])])
         for output in tries:
             again = self._judged(part, output)
             if again.reason is None:
@@ -539,12 +540,8 @@ class Document:
             parts += [self.text[at : piece.start], piece.output]
             at = piece.start + len(piece.source)
         text = "".join([*parts, self.text[at:]])
-        stats = replace(_sum(*(piece.stats for piece in ordered)), seconds=seconds)
+        stats = replace(total([piece.stats for piece in ordered]), seconds=seconds)
         return Rewritten(text, self.text, ordered, stats)
-
-
-def _sum(*stats: Stats | None) -> Stats:
-    return total([each for each in stats if each is not None])
 
 
 def _as_one_output(outputs: Sequence[Generation]) -> Generation:
@@ -556,5 +553,5 @@ def _as_one_output(outputs: Sequence[Generation]) -> Generation:
         tokens=[token for each in outputs for token in each.tokens],
         finish_reason=ends[0] if ends else "eos",
         logprobs=None,
-        stats=_sum(*(each.stats for each in outputs)),
+        stats=total([each.stats for each in outputs]),
     )

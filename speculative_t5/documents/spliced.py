@@ -7,6 +7,7 @@ of stays as it is.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -306,9 +307,9 @@ class SplicedFile(PlainFile):
         self.language = language
         self._find()
 
+    @abstractmethod
     def _found(self) -> Iterator[FileString]:
         """Yield the strings that are read."""
-        raise NotImplementedError
 
     def _edits(self, made: Mapping[int, str]) -> Iterator[Splice]:
         """Yield the edits for strings, by their numbers, that have other words."""

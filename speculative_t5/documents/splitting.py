@@ -18,6 +18,7 @@ WRAPPED_LENGTHS = range(40, 121)  # characters of a line that was broken because
 CODE_INDENT = 4  # columns before code
 MIN_TILDES = 4  # that underline a heading, at least
 LABEL_WORDS = 4  # words of a label, at most
+LABEL_WORDS_IN_CUES = 2  # where people speak, and full stops may be missing
 CLAUSE_WORDS = 3  # words of a clause, at least
 MARKS_BEFORE = 1000  # characters before a passage in which the marks of its line are looked for
 
@@ -386,7 +387,7 @@ class _ParagraphReader:
         passage = Passage(tuple(paragraph.spans), paragraph.line)
         flat = passage.flat(self._text)
         prose = _SENTENCE_END.search(flat) and flat.lstrip(_OPENING)[:1].isupper()
-        if (self._labels or not is_label(flat)) and (prose or not paragraph.code):
+        if (self._labels or not is_label(flat, self._breaks)) and (prose or not paragraph.code):
             yield passage
 
 
@@ -404,16 +405,17 @@ def _is_underline(line: str, above: str) -> bool:
     return _UNDERLINE.match(line) is not None
 
 
-def is_label(flat: str) -> bool:
+def is_label(flat: str, breaks: Breaks = "wrapped") -> bool:
     """Whether a text is no sentence.
 
     That is one without letters; and one without a full stop or the like at its end if it has at
-    most four words, if most of its words have capitals, or if it ends in a comma, a semicolon or a
-    colon.
+    most four words, two in cues of subtitles, if most of its words have capitals, or if it ends in
+    a comma, a semicolon or a colon.
     """
+    most = LABEL_WORDS_IN_CUES if breaks == "cues" else LABEL_WORDS
     words = [word for word in flat.split() if any(map(str.isalpha, word))]
     capitals = sum(word.lstrip(_OPENING)[:1].isupper() for word in words)
-    short = len(words) <= LABEL_WORDS or 2 * capitals > len(words)
+    short = len(words) <= most or 2 * capitals > len(words)
     is_open = not _SENTENCE_END.search(flat)
     return not words or (is_open and (short or flat.endswith((",", ";", ":"))))
 
