@@ -1,6 +1,11 @@
 """HTML: which words of a page are read, and what of it stays."""
 
+import random
+import re
+import time
+
 from speculative_t5.documents import FormatOptions, check_read, read_file
+from speculative_t5.documents.marks import is_other
 from speculative_t5.documents.web import WebPage
 
 import pytest
@@ -71,3 +76,55 @@ def test_attributes_are_for_html_alone() -> None:
     assert read_file(page, "a.html").text == "" and read_file(page, "a.txt").text
     assert read_file(page, "a.html", None, wanted).text == "a"
     assert read_file(page, "a.txt", None, wanted).text == page.decode()
+
+
+TRANSLATED = [  # pages, translations, and where the marks of these are
+    ("<b>Tom</b> saw Mary.", "Mary wurde von Tom gesehen.", "Mary wurde von <b>Tom</b> gesehen."),
+    ("<b>I</b> think so.", "Ich glaube es.", "<b>Ich</b> glaube es."),
+    ("He has <b>42 cats</b> now.", "Jetzt hat er 42 Katzen.", "Jetzt hat er <b>42 Katzen</b>."),
+    ("See <a>http://a.b/c</a> for it.", "Es steht auf http://a.b/c oben.",
+     "Es steht auf <a>http://a.b/c</a> oben."),
+    ("He went home, <i>so we left</i>.", "Er ging nach Hause, also gingen wir.",
+     "Er ging nach Hause, <i>also gingen wir</i>."),
+    ("It is a <b>cat</b>.", "Das da ist eine Katze.", "Das da ist eine <b>Katze</b>."),
+    ("<b>A</b> big <i>dog</i> ran.", "Ein Hund.", "<b>Ein</b> <i>Hund</i>."),
+    ("I like <b>green</b> tea.", "緑茶が好きです。", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "text", "wanted"), TRANSLATED)
+def test_marks_go_to_the_words_that_stand_for_theirs(source: str, text: str, wanted: str) -> None:
+    page = WebPage(f"<p>{source}</p>".encode(), "a.html")
+    found = page.rewritten(text).decode()
+    assert wanted is None or found == f"<p>{wanted}</p>"
+    assert "></" not in found.replace("<p></p>", "")
+    assert re.sub("<[^>]*>", "", found) == text
+    assert page.not_kept() == ["line 1: the places of tags within it are estimates"]
+
+
+WORDS = ("Tom", "3.5", "die", "haus", "x-y", "(z)", "„ja“", "http://a.b/c", "日本語", "it’s")
+
+
+def test_no_mark_is_emptied_while_there_are_words() -> None:
+    for seed in range(1500):
+        draw = random.Random(seed)
+        marks = draw.choices(("{}", "<b>{}</b>", "<a href=x>{} <i>y</i></a>"), k=draw.randint(1, 8))
+        source = " ".join(mark.format(draw.choice(WORDS)) for mark in marks)
+        size = draw.randint(0, 5) + 2 * len(marks)
+        text = " ".join(draw.choices(("la", "casa", "Tom", "3.5", "un’altra", "日本"), k=size))
+        page = WebPage(f"<p>{source}</p>".encode(), "a.html")
+        is_translated = is_other(page.text, text)
+        found = page.rewritten(text).decode()
+        assert re.sub("<[^>]*>", "", found) == text, seed
+        has_empty = bool(re.search(r"<(b|i)>\s*</", found))
+        assert not (has_empty and is_translated), (seed, found)
+        assert not has_empty or page.not_kept(), (seed, found)
+
+
+def test_long_lines_with_many_marks_take_time_in_proportion() -> None:
+    line = "He <b>go</b> &amp; a <a href=x>apple</a> now. " * 8_000
+    page = WebPage(f"<p>{line}</p>".encode(), "a.html")
+    text = " ".join(word[::-1] for word in page.text.split())
+    began = time.perf_counter()
+    page.rewritten(text)
+    assert time.perf_counter() - began < 20

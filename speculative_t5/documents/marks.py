@@ -16,6 +16,7 @@ from itertools import accumulate
 
 from .alignment import opcodes
 from .comparison import EMOJI_JOINER, words_and_signs
+from .dividing import TextPart, divided_by_words
 from .layout import bare, places
 
 
@@ -57,11 +58,11 @@ class MarkedLine:
     def changed(self, text: str, spell: Callable[[str], str] = str) -> Changed:
         """Return the parts for another text; `spell` writes what is new as the file would."""
         is_whole = is_other(self.text, text)  # as a translation is
-        made = _Writer(self._all, self._parts, self._read, spell)
+        made = _Writer(self._all, self._parts, self._read, spell, is_whole=is_whole)
         for start, end, new in self._edits(text, is_whole=is_whole):
             made.keep_until(start)
             made.replace(start, end, new)
-        return made.done(are_estimates=is_whole)
+        return made.done()
 
     def _edits(self, text: str, *, is_whole: bool) -> Iterator[tuple[int, int, str]]:
         """Yield the edits that make another text.
@@ -69,7 +70,10 @@ class MarkedLine:
         Where one would change some of several characters that are one in the file, all edits go as
         one, with all of those.
         """
-        found = [trimmed(self.text, text)] if is_whole else [*least_edits(self.text, text)]
+        found = [*least_edits(self.text, text)]
+        if is_whole:
+            has_marks = len({self._all[i].part for i in self._read}) > 1
+            found = [(_trimmed_words if has_marks else trimmed)(self.text, text)]
         if any(self._is_within(start) or self._is_within(end) for start, end, _ in found):
             (start, *_), (_, end, _) = found[0], found[-1]
             behind = len(text) - (len(self.text) - end)
@@ -95,18 +99,23 @@ class _Writer:
         parts: Sequence[Part],
         read: Sequence[int],
         spell: Callable[[str], str],
+        *,
+        is_whole: bool,
     ) -> None:
         self._all, self._parts, self._read, self._spell = characters, parts, read, spell
         self._made: list[list[str]] = [[] for _ in parts]
+        self._is_whole = is_whole  # whether the words are those of another language
         self._at = 0  # the next character of all
         self._is_estimate = self._has_divided = self._has_refused = False
 
-    def done(self, *, are_estimates: bool) -> Changed:
-        """Write what is left, and return the parts; whether what was divided is an estimate."""
+    def done(self) -> Changed:
+        """Write what is left, and return the parts."""
         for each in self._all[self._at :]:
             self._write(each)
         parts = ["".join(each) for each in self._made]
-        is_estimate = self._is_estimate or (are_estimates and self._has_divided)
+        had = {each.part for each in self._all if each.text and not each.text.isspace()}
+        has_emptied = any(self._parts[part].depth and not parts[part].strip() for part in had)
+        is_estimate = self._is_estimate or has_emptied or (self._is_whole and self._has_divided)
         return Changed(parts, is_estimate, self._has_refused)
 
     def keep_until(self, place: int) -> None:
@@ -130,18 +139,49 @@ class _Writer:
         for each in replaced:
             if each.text:
                 texts[each.part] = texts.get(each.part, "") + each.text
-        found, is_estimate = divided([*texts.values()], new)
+        if self._is_whole:
+            texts = self._with_outer(texts, start, end)
+        found, is_estimate = self._divided(texts, new)
         pieces = dict(zip(texts, found, strict=True))
         fixed = {part for part in texts if self._parts[part].is_fixed}
         if any(pieces[part] != texts[part] for part in fixed):
             self._has_refused = True
             pieces, is_estimate = {}, False  # all of it stays
+        is_new = pieces.keys() - fixed
         for each in replaced:
-            if not (each.text and each.part in pieces.keys() - fixed):
+            if not (each.text and each.part in is_new):
                 self._write(each)
         self._write_pieces({part: pieces[part] for part in pieces if part not in fixed}, replaced)
         self._is_estimate |= is_estimate
         self._has_divided |= len(texts) > 1
+
+    def _with_outer(self, texts: dict[int, str], start: int, end: int) -> dict[int, str]:
+        """Add the empty parts outside of marks to those of a text that is replaced."""
+        if len(texts) == 1 and not self._parts[next(iter(texts))].depth:
+            return texts
+        left = self._all[self._read[start - 1]].part if start else 0
+        right = self._all[self._read[end]].part if end < len(self._read) else len(self._parts) - 1
+        least = min(self._parts[part].depth for part in range(left, right + 1))
+        around = [
+            part
+            for part in range(left, right + 1)
+            if part in texts
+            or (self._parts[part].depth == least and not self._parts[part].is_fixed)
+        ]
+        return {part: texts.get(part, "") for part in around}
+
+    def _divided(self, texts: dict[int, str], new: str) -> tuple[list[str], bool]:
+        """Divide a new text among parts; return whether that is an estimate."""
+        least = min(self._parts[part].depth for part in texts)
+        known = [
+            TextPart(
+                text, bool(text) and self._parts[part].depth > least, self._parts[part].is_fixed
+            )
+            for part, text in texts.items()
+        ]
+        if self._is_whole and len(texts) > 1 and (found := divided_by_words(known, new)):
+            return _with_spaces([*texts.values()], found), True
+        return divided([*texts.values()], new)
 
     def _write_pieces(self, pieces: dict[int, str], replaced: Sequence[Character]) -> None:
         """Write what parts have in the place of some characters."""
@@ -264,6 +304,26 @@ def trimmed(before: str, after: str) -> tuple[int, int, str]:
     return start, len(before) - same, after[start : len(after) - same]
 
 
+def _trimmed_words(before: str, after: str) -> tuple[int, int, str]:
+    """Return the change of one text to another, without cutting words that only begin alike."""
+    start, end, _ = trimmed(before, after)
+    behind = len(after) - (len(before) - end)
+    while start and before[start - 1].isalnum() and _has_letter(start, before, after):
+        start -= 1
+    while (
+        end < len(before)
+        and before[end].isalnum()
+        and (_has_letter(end - 1, before) or _has_letter(behind - 1, after))
+    ):
+        end, behind = end + 1, behind + 1
+    return start, end, after[start:behind]
+
+
+def _has_letter(at: int, *texts: str) -> bool:
+    """Whether a text has a letter or digit at a place."""
+    return at >= 0 and any(text[at : at + 1].isalnum() for text in texts)
+
+
 def is_other(before: str, after: str) -> bool:
     """Whether most words of a text are not those of the text before."""
     old, new = ({*map(bare, text.split())} for text in (before, after))
@@ -304,7 +364,8 @@ def _with_spaces(texts: Sequence[str], parts: list[str]) -> list[str]:
     found = [*parts]
     for i in range(len(found) - 1):
         space = found[i][len(found[i].rstrip()) :]
-        if space and not texts[i][-1:].isspace() and texts[i + 1][:1].isspace():
+        is_outside = texts[i + 1][:1].isspace() or (texts[i] and not texts[i + 1])
+        if space and not texts[i][-1:].isspace() and is_outside:
             found[i] = found[i][: -len(space)]
             found[i + 1] = space + found[i + 1]
     return found
