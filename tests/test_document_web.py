@@ -5,7 +5,7 @@ import re
 import time
 
 from speculative_t5.documents import FormatOptions, check_read, read_file
-from speculative_t5.documents.marks import is_other
+from speculative_t5.documents.marks import Character, MarkedLine, Part, is_other
 from speculative_t5.documents.web import WebPage
 
 import pytest
@@ -128,3 +128,30 @@ def test_long_lines_with_many_marks_take_time_in_proportion() -> None:
     began = time.perf_counter()
     page.rewritten(text)
     assert time.perf_counter() - began < 20
+
+
+def test_letters_behind_a_name_without_a_semicolon_are_letters() -> None:
+    page = WebPage(b"<p>It&#x2019;s AT&ampT's &#233;, &notit\n  and &nGt; here&#33;</p>", "a.html")
+    assert page.text == "It\u2019s AT&T's \xe9, \xacit and \u226b\u20d2 here!"
+    found = page.rewritten(page.text.replace("T's", "S's").replace("\xacit", "\xacat"))
+    assert found == b"<p>It&#x2019;s AT&ampS's &#233;, &notat\n  and &nGt; here&#33;</p>"
+
+
+def test_edits_of_what_is_one_in_the_file_leave_others_alone() -> None:
+    """Of the four characters b to e, which one sign of the file stands for."""
+    raws = ["&a;", "&b;", "", "", "", "&f;", "&g;", *" x y"]
+    line = MarkedLine(
+        [Character(each, 0, raw) for each, raw in zip("abcde g x y", raws, strict=True)], [Part()]
+    )
+    for text, wanted in {
+        "abcze g x y": "&a;bcze&f;&g; x y",
+        "abde h x y": "&a;bde&f;h x y",
+        "abcde h x y": "&a;&b;&f;h x y",
+        "acze h x y": "&a;cze&f;h x y",
+    }.items():
+        assert line.changed(text).parts == [wanted]
+    raws = ["a", "&b;", "", "", "&d;", *" x y z"]  # as two edits may change one sign
+    line = MarkedLine(
+        [Character(each, 0, raw) for each, raw in zip("ab cd x y z", raws, strict=True)], [Part()]
+    )
+    assert line.changed("az qd x y z").parts == ["az q&d; x y z"]

@@ -20,40 +20,13 @@ from dataclasses import dataclass
 from typing import Annotated
 from xml.etree import ElementTree
 
-from speculative_t5.documents import read_file
+from speculative_t5.documents import FormatOptions, PlainFile, read_file
 from speculative_t5.documents.marks import is_other
 
 import typer
 from docx import Document as NewWord
 from docx.oxml import parse_xml
-
-MARKS = ("b", "i", "em", "strong", "u", "sub", "a href='x'", 'span class="c"')
-BLOCKS = ("p", "h1", "li", "td", "div", "blockquote", "title")
-NOTHING = (  # in a sentence, and no part of it
-    "<img src=x alt='a > b'>",
-    "<!-- a <b> -->",
-    "<math><mi>x</mi></math>",
-    "<svg><text>a</text></svg>",
-    "<wbr>",
-    "{% if x %}",
-    "{# a note #}",
-    '<input value="a">',
-)
-BETWEEN = (  # between two of them
-    "<script>var a = '<p>b</p>';</script>",
-    "<style>p { a: b }</style>",
-    "<pre>a  b</pre>",
-    "<?php echo '<p>b</p>'; ?>",
-    "<![CDATA[ a ]]>",
-    "<!DOCTYPE html>",
-    "<textarea>a</textarea>",
-    '<p translate="no">a b</p>',
-    "<div class='x notranslate'><p>a</p></div>",
-    "<br>",
-    "\n",
-)
-FIXED = ("<code>{}</code>", "<kbd>{}</kbd>", "<i translate=no>{}</i>", "{{{{ {} }}}}")
-SIGNS = (", ", " ", " ", " ", "&nbsp;", "  ", "\n\t", " - ", "; ")
+from random_html import RANDOM_WORD, Skeleton, html, skeleton_of_html
 
 
 @dataclass
@@ -67,42 +40,6 @@ class Words:
         self.count += 1
         stem = "".join(self.draw.choices("abcdefgäßéж", k=self.draw.randint(1, 5)))
         return f"{stem}{self.count}x"
-
-
-def html(words: Words) -> bytes:
-    """Return a page."""
-    draw, parts = words.draw, []
-    for _ in range(draw.randint(1, 4)):
-        if draw.random() < 0.4:
-            parts.append(draw.choice(BETWEEN))
-        block = draw.choice(BLOCKS)
-        end = "" if block in ("p", "li", "td") and draw.random() < 0.3 else f"</{block}>"
-        space = draw.choice(["", " ", "\n  "])
-        parts.append(f"<{block}>{space}{''.join(_sentence(words, 3))}{space}{end}")
-    return "".join(parts).encode()
-
-
-def _sentence(words: Words, depth: int) -> Iterator[str]:
-    draw = words.draw
-    for _ in range(draw.randint(1, 5)):
-        kind = draw.random()
-        if kind < 0.25 and depth:
-            mark = draw.choice(MARKS)
-            inner = "".join(_sentence(words, depth - 1))
-            yield f"<{mark}>{inner}</{mark.split()[0]}>"
-        elif kind < 0.33:
-            yield draw.choice(NOTHING)
-        elif kind < 0.4:
-            yield draw.choice(FIXED).format(words.new())
-        elif kind < 0.45:
-            yield f"<button>{words.new()}</button>"
-        else:
-            yield words.new() + draw.choice(
-                ["", "", "&amp;", "&eacute;", "&#233;", "&#1;", "’s", "e\u0301"]
-            )
-        if draw.random() < 0.9:
-            yield draw.choice(SIGNS)
-    yield draw.choice([".", "!", "", "?"])
 
 
 NAMESPACES = (
@@ -173,38 +110,8 @@ def _run(words: Words) -> str:
     return f'<w:r>{own}<w:t xml:space="preserve">{text}</w:t>{hyphen}</w:r>'
 
 
-# What of a file is to stay: a list of what is no text, and the marks of each word.
-Skeleton = tuple[list[str], dict[str, str]]
-_WORD = re.compile(r"[a-zäßéж]*\d+x")
 _APART = re.compile(r"(?<!\w)[a-zäßéж]*\d+x(?!\w)")  # from its neighbours
 _TOGETHER = re.compile(r"\dx\w*\d+x")  # in which marks begin and end within what is changed
-
-
-def skeleton_of_html(data: bytes) -> Skeleton:
-    """Return all tags and the like, and around each word the tags that are open."""
-    tags = re.compile(
-        r"<!--.*?-->|<\?.*?\?>|<!\[CDATA\[.*?\]\]>|\{%.*?%\}|\{#.*?#\}|"
-        r"<(script|style|pre|textarea|svg|math)\b.*?</\1>|<[^<>]*(?:'[^']*'|\"[^\"]*\")*[^<>]*>",
-        re.DOTALL,
-    )
-    page, found, around, at = data.decode(), list[str](), list[str](), 0
-    marks: dict[str, str] = {}
-
-    def take(text: str) -> None:
-        marks.update({word: " ".join(around) for word in _WORD.findall(text)})
-
-    for tag in tags.finditer(page):
-        take(page[at : tag.start()])
-        found.append(tag[0])
-        at = tag.end()
-        name = re.match(r"</?(\w+)", tag[0])
-        if name and not tag[1] and name[1] in {mark.split()[0] for mark in MARKS}:
-            if tag[0].startswith("</"):
-                around.pop()
-            else:
-                around.append(tag[0])
-    take(page[at:])
-    return found, marks
 
 
 def skeleton_of_docx(data: bytes) -> Skeleton:
@@ -217,7 +124,7 @@ def skeleton_of_docx(data: bytes) -> Skeleton:
         found.append(
             f"{each.tag} {sorted(each.attrib.items()) if not each.tag.endswith('}t') else ''}"
         )
-        marks.update({word: str(number) for word in _WORD.findall(each.text or "")})
+        marks.update({word: str(number) for word in RANDOM_WORD.findall(each.text or "")})
     return found, marks
 
 
@@ -228,10 +135,16 @@ class Kind:
     make: Callable[[Words], bytes]
     skeleton: Callable[[bytes], Skeleton]
     name: str
+    options: FormatOptions = FormatOptions()
+
+    def read(self, data: bytes) -> PlainFile:
+        """Read a document of it."""
+        return read_file(data, self.name, None, self.options)
 
 
 KINDS = {
     "html": Kind(html, skeleton_of_html, "a.html"),
+    "attributes": Kind(html, skeleton_of_html, "a.html", FormatOptions(attributes=True)),
     "docx": Kind(docx, skeleton_of_docx, "a.docx"),
 }
 
@@ -248,22 +161,22 @@ def edited(text: str, words: Words, *, only_replace: bool) -> str:
             return found[0]
         return "" if kind < 0.27 else f"{found[0]} {words.new()}"
 
-    return "\n".join(_WORD.sub(change, line) or line for line in text.split("\n"))
+    return "\n".join(RANDOM_WORD.sub(change, line) or line for line in text.split("\n"))
 
 
 def faults_of(kind: Kind, seed: int) -> list[str]:
     """Return what is wrong with one random document after random changes."""
     words = Words(random.Random(seed))
     data, faults = kind.make(words), []
-    form = read_file(data, kind.name)
+    form = kind.read(data)
     if form.rewritten(form.text) != data and kind.name.endswith("html"):
         faults.append("a text that is the same changes the file")
     only_replace = seed % 2 == 0
     wanted = edited(form.text, words, only_replace=only_replace)
-    form = read_file(data, kind.name)
+    form = kind.read(data)
     made = form.rewritten(wanted)
     has_refused = any("left out" in said for said in form.not_kept())
-    again = read_file(made, kind.name)
+    again = kind.read(made)
     # Of a line of which nothing is left but what has to stay, nothing is read.
     has_all = again.text.count("\n") == wanted.count("\n")
     if not has_refused and has_all and again.text.split() != wanted.split():
@@ -281,7 +194,7 @@ def faults_of(kind: Kind, seed: int) -> list[str]:
     if any(is_other(*pair) for pair in pairs):  # their new words are one
         return faults
     if only_replace and not has_refused and not _TOGETHER.search(form.text + " " + again.text):
-        back = read_file(made, kind.name).rewritten(read_file(data, kind.name).text)
+        back = kind.read(made).rewritten(kind.read(data).text)
         if kind.skeleton(back) != before or (kind.name.endswith("html") and back != data):
             faults.append("replacing words back does not give the file back")
     return faults

@@ -67,23 +67,27 @@ class MarkedLine:
     def _edits(self, text: str, *, is_whole: bool) -> Iterator[tuple[int, int, str]]:
         """Yield the edits that make another text.
 
-        Where one would change some of several characters that are one in the file, all edits go as
-        one, with all of those.
+        Where one would change some of several characters that are one in the file, it goes with
+        all of those, and with the edits that change others of them.
         """
         found = [*least_edits(self.text, text)]
         if is_whole:
             has_marks = len({self._all[i].part for i in self._read}) > 1
             found = [(_trimmed_words if has_marks else trimmed)(self.text, text)]
-        if any(self._is_within(start) or self._is_within(end) for start, end, _ in found):
-            (start, *_), (_, end, _) = found[0], found[-1]
-            behind = len(text) - (len(self.text) - end)
+        begun: tuple[int, int, str] | None = None
+        for start, end, new in found:
             first, last = start, end
             while self._is_within(first):
                 first -= 1
             while self._is_within(last):
                 last += 1
-            found = [(first, last, text[first : behind + last - end])]
-        yield from found
+            if begun and first < begun[1]:  # both change what is one
+                first, before = begun[0], begun[2][: len(begun[2]) - (begun[1] - start)]
+            else:
+                before = self.text[first:start]
+                yield from [begun] if begun else []
+            begun = first, last, before + new + self.text[end:last]
+        yield from [begun] if begun else []
 
     def _is_within(self, place: int) -> bool:
         """Whether a place is between characters that are one in the file."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from html import escape, unescape
+from html.entities import html5
 from itertools import accumulate
 
 from .attributes import (
@@ -313,9 +314,18 @@ def _read_characters(
         if read == entity[0]:
             yield from ((each, each) for each in read)
         else:
-            yield entity[0], read
+            behind = _letters_behind(entity[0], read)
+            yield entity[0][: len(entity[0]) - behind], read[: len(read) - behind]
+            yield from ((each, each) for each in read[len(read) - behind :])
         at = entity.end()
     yield from ((each, each) for each in text[at:])
+
+
+def _letters_behind(entity: str, read: str) -> int:
+    """Return how many letters behind a name without a semicolon are none of the name."""
+    if entity.startswith("&#") or entity.endswith(";"):
+        return 0
+    return next(i for i in range(len(entity)) if entity[1 : len(entity) - i] in html5)
 
 
 def _unescaped(text: str) -> str:
