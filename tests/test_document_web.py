@@ -155,3 +155,14 @@ def test_edits_of_what_is_one_in_the_file_leave_others_alone() -> None:
         [Character(each, 0, raw) for each, raw in zip("ab cd x y z", raws, strict=True)], [Part()]
     )
     assert line.changed("az qd x y z").parts == ["az q&d; x y z"]
+
+
+def test_no_space_comes_into_a_word_that_is_divided() -> None:
+    """The mark began with spaces, and now begins within a word."""
+    page = WebPage(
+        b"<label>\na11x&#x1F600;\n\t<b><button>g</button> &mdash; b13x&#233;!</b> g14x&amp&#32;?\n"
+        b"</label>",
+        "a.html",
+    )
+    text = "bb19x\U0001f600 \u2014 \xe9! & ?\ng"
+    assert WebPage(page.rewritten(text), "a.html").text == text

@@ -189,12 +189,14 @@ class _Writer:
 
     def _write_pieces(self, pieces: dict[int, str], replaced: Sequence[Character]) -> None:
         """Write what parts have in the place of some characters."""
-        # That the words of further parts began with.
+        # That the words of further parts began with, unless a word goes on there now.
+        is_apart = False
         spaces = {part: raw for each in replaced for part, raw in each.others}
         for part, piece in pieces.items():
-            if len(pieces) > 1 and piece and not piece[0].isspace():
+            if piece and is_apart and not piece[0].isspace():
                 self._made[part].append(spaces.get(part, ""))
             self._made[part].append(self._spell(piece))
+            is_apart = piece[-1:].isspace() if piece else is_apart
 
     def _insert(self, place: int, new: str) -> None:
         """Write a text before a character, which has no part of its own yet."""
