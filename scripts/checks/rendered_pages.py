@@ -119,10 +119,11 @@ def faults_of_page(data: bytes, browser: str) -> tuple[list[str], str]:
         faults.append("reversed: the same picture, so that pictures show nothing")
     estimates = sum("estimates" in said for said in page.not_kept())
     back = "same bytes" if made["put back"] == data else "other bytes"
+    more = f"{len(refused)} left out, put back {back}, {seconds:.2f} s"
     known = f"{len(data):,} bytes, {len(before):,} tags, {page.text.count(chr(10)) + 1:,} lines"
     return (
         faults,
-        f"{known}, {estimates} estimates, {len(refused)} left out, put back {back}, {seconds:.2f} s",
+        f"{known}, {estimates} estimates, {more}",
     )
 
 
