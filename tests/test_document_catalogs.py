@@ -298,6 +298,7 @@ def test_string_resources_of_android_are_corrected() -> None:
         '"He go  to': '"He goes  to',
         "He go to &app;": "He goes to &app;",
         "%1$s a apple": "%1$s an apple",
+        "He go to <xliff": "He goes to <xliff",
         "He go to %d": "He goes to %d",
         "<item>They is": "<item>They are",
     }.items():

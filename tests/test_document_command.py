@@ -218,6 +218,19 @@ def test_a_resumed_run_knows_what_was_kept_and_why(
     assert record["kept"] == expected and record["stats"]["rounds"] == 0
 
 
+def test_attributes_of_pages_are_read_on_request(call: Call, here: Path) -> None:
+    page = "<img alt=\"She have a apple.\" title='She have gone.'><p>I am here.</p>"
+    (here / "in.html").write_text(page)
+    right = page.replace("have a", "has an").replace("have", "has")
+    assert call("document", "in.html").out == page
+    assert call("document", "in.html", "--attributes").out == right
+    (here / "folder").mkdir()
+    for name, text in {"a.html": page, "a.txt": "I am here."}.items():
+        (here / "folder" / name).write_text(text)
+    assert call("document", "folder", "--attributes", "--in-place").code == 0
+    assert (here / "folder" / "a.html").read_text() == right
+
+
 BAD: list[tuple[tuple[str, ...], str]] = [
     (("absent.txt",), "absent.txt"),
     (("",), "the input must be the name of a file, or -, got ''"),
@@ -256,6 +269,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("in.txt", "--diff-output", "x"), "--diff-output"),
     (("in.txt", "--min-similarity", "2"), "2"),
     (("in.txt", "--resume"), "--resume"),
+    (("in.txt", "--attributes"), "--attributes is for html, and in.txt is read as txt"),
     (("in.txt", "--truncate"), "--truncate"),
 ]
 

@@ -20,81 +20,17 @@ from dataclasses import dataclass
 from typing import Annotated
 from xml.etree import ElementTree
 
-from speculative_t5.documents import read_file
+from speculative_t5.documents import FormatOptions, PlainFile, read_file
 from speculative_t5.documents.marks import is_other
 
 import typer
 from docx import Document as NewWord
 from docx.oxml import parse_xml
 from random_catalogs import CATALOG_KINDS
+from random_html import html, skeleton_of_html
 from random_markdown import markdown, skeleton_of_markdown
 from random_subtitles import ass, lrc, skeleton_of_subtitles, srt, vtt
 from random_words import WORD, Skeleton, Words
-
-MARKS = ("b", "i", "em", "strong", "u", "sub", "a href='x'", 'span class="c"')
-BLOCKS = ("p", "h1", "li", "td", "div", "blockquote", "title")
-NOTHING = (  # in a sentence, and no part of it
-    "<img src=x alt='a > b'>",
-    "<!-- a <b> -->",
-    "<math><mi>x</mi></math>",
-    "<svg><text>a</text></svg>",
-    "<wbr>",
-    "{% if x %}",
-    "{# a note #}",
-    '<input value="a">',
-)
-BETWEEN = (  # between two of them
-    "<script>var a = '<p>b</p>';</script>",
-    "<style>p { a: b }</style>",
-    "<pre>a  b</pre>",
-    "<?php echo '<p>b</p>'; ?>",
-    "<![CDATA[ a ]]>",
-    "<!DOCTYPE html>",
-    "<textarea>a</textarea>",
-    '<p translate="no">a b</p>',
-    "<div class='x notranslate'><p>a</p></div>",
-    "<br>",
-    "\n",
-)
-FIXED = ("<code>{}</code>", "<kbd>{}</kbd>", "<i translate=no>{}</i>", "{{{{ {} }}}}")
-SIGNS = (", ", " ", " ", " ", "&nbsp;", "  ", "\n\t", " - ", "; ")
-
-
-def html(words: Words) -> bytes:
-    """Return a page."""
-    draw, parts = words.draw, []
-    for _ in range(draw.randint(1, 4)):
-        if draw.random() < 0.4:
-            parts.append(draw.choice(BETWEEN))
-        block = draw.choice(BLOCKS)
-        end = "" if block in ("p", "li", "td") and draw.random() < 0.3 else f"</{block}>"
-        space = draw.choice(["", " ", "\n  "])
-        parts.append(f"<{block}>{space}{''.join(_sentence(words, 3))}{space}{end}")
-    return "".join(parts).encode()
-
-
-def _sentence(words: Words, depth: int) -> Iterator[str]:
-    draw = words.draw
-    for _ in range(draw.randint(1, 5)):
-        kind = draw.random()
-        if kind < 0.25 and depth:
-            mark = draw.choice(MARKS)
-            inner = "".join(_sentence(words, depth - 1))
-            yield f"<{mark}>{inner}</{mark.split()[0]}>"
-        elif kind < 0.33:
-            yield draw.choice(NOTHING)
-        elif kind < 0.4:
-            yield draw.choice(FIXED).format(words.new())
-        elif kind < 0.45:
-            yield f"<button>{words.new()}</button>"
-        else:
-            yield words.new() + draw.choice(
-                ["", "", "&amp;", "&eacute;", "&#233;", "&#1;", "’s", "e\u0301"]
-            )
-        if draw.random() < 0.9:
-            yield draw.choice(SIGNS)
-    yield draw.choice([".", "!", "", "?"])
-
 
 NAMESPACES = (
     'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main" '
@@ -168,33 +104,6 @@ _APART = re.compile(r"(?<!\w)[a-zäßéж]*\d+x(?!\w)")  # from its neighbours
 _TOGETHER = re.compile(r"\dx\w*\d+x")  # in which marks begin and end within what is changed
 
 
-def skeleton_of_html(data: bytes) -> Skeleton:
-    """Return all tags and the like, and around each word the tags that are open."""
-    tags = re.compile(
-        r"<!--.*?-->|<\?.*?\?>|<!\[CDATA\[.*?\]\]>|\{%.*?%\}|\{#.*?#\}|"
-        r"<(script|style|pre|textarea|svg|math)\b.*?</\1>|<[^<>]*(?:'[^']*'|\"[^\"]*\")*[^<>]*>",
-        re.DOTALL,
-    )
-    page, found, around, at = data.decode(), list[str](), list[str](), 0
-    marks: dict[str, str] = {}
-
-    def take(text: str) -> None:
-        marks.update({word: " ".join(around) for word in WORD.findall(text)})
-
-    for tag in tags.finditer(page):
-        take(page[at : tag.start()])
-        found.append(tag[0])
-        at = tag.end()
-        name = re.match(r"</?(\w+)", tag[0])
-        if name and not tag[1] and name[1] in {mark.split()[0] for mark in MARKS}:
-            if tag[0].startswith("</"):
-                around.pop()
-            else:
-                around.append(tag[0])
-    take(page[at:])
-    return found, marks
-
-
 def skeleton_of_docx(data: bytes) -> Skeleton:
     """Return the elements of all paragraphs, and the number of the element that a word is in."""
     from zipfile import ZipFile
@@ -216,10 +125,16 @@ class Kind:
     make: Callable[[Words], bytes]
     skeleton: Callable[[bytes], Skeleton]
     name: str
+    options: FormatOptions = FormatOptions()
+
+    def read(self, data: bytes) -> PlainFile:
+        """Read a document of it."""
+        return read_file(data, self.name, None, self.options)
 
 
 KINDS = {
     "html": Kind(html, skeleton_of_html, "a.html"),
+    "attributes": Kind(html, skeleton_of_html, "a.html", FormatOptions(attributes=True)),
     "md": Kind(markdown, skeleton_of_markdown, "a.md"),
     "docx": Kind(docx, skeleton_of_docx, "a.docx"),
     **{name: Kind(each.make, each.skeleton, each.name) for name, each in CATALOG_KINDS.items()},
@@ -245,45 +160,45 @@ def edited(text: str, words: Words, *, only_replace: bool) -> str:
     return "\n".join(WORD.sub(change, line) or line for line in text.split("\n"))
 
 
-def _faults_of_text(pairs: list[tuple[str, str]], text: str, has_cues: bool) -> list[str]:
+def _faults_of_text(
+    pairs: list[tuple[str, str]], text: str, read: Callable[[str], list[str]]
+) -> list[str]:
     """Say if a text that is read again is not the one that was wanted."""
     wanted = "\n".join(new for _, new in pairs)
     # Of a line of which nothing is left but what has to stay, nothing is read.
     has_all = text.count("\n") == wanted.count("\n")
     has_all = has_all and not any(WORD.search(a) and not WORD.search(b) for a, b in pairs)
-    if has_all and _read_lines(text, has_cues) != _read_lines(wanted, has_cues):
+    if has_all and read(text) != read(wanted):
         return [f"the text is {text!r}, not {wanted!r}"]
     return []
 
 
-def _read_lines(text: str, has_cues: bool) -> list[list[str]]:
-    """Return the words and signs of lines, without spaces.
+def _signs_of_cues(text: str) -> list[str]:
+    """Return the words and signs of cues without spaces.
 
-    Of cues in any order: what is heard comes behind a sentence. A dash may become a speaker's.
+    Cues may be in any order: what is heard comes behind a sentence. A dash may become a speaker's.
     """
-    pattern = r"\w+|[^\w\s–-]" if has_cues else r"\w+|[^\w\s]"
-    lines = [found for line in text.split("\n") if (found := re.findall(pattern, line))]
-    return sorted(lines) if has_cues else lines
+    return sorted(" ".join(re.findall(r"\w+|[^\w\s–-]", line)) for line in text.split("\n"))
 
 
 def faults_of(kind: Kind, seed: int) -> list[str]:
     """Return what is wrong with one random document after random changes."""
     words = Words(random.Random(seed))
     data, faults = kind.make(words), []
-    form = read_file(data, kind.name)
+    form = kind.read(data)
     if form.rewritten(form.text) != data and not kind.name.endswith("docx"):
         faults.append("a text that is the same changes the file")
     only_replace = seed % 2 == 0
     wanted = edited(form.text, words, only_replace=only_replace)
-    form = read_file(data, kind.name)
+    form = kind.read(data)
     made = form.rewritten(wanted)
     has_refused = any("left out" in said for said in form.not_kept())
-    again = read_file(made, kind.name)
+    again = kind.read(made)
     pairs = [*zip(form.text.split("\n"), wanted.split("\n"), strict=True)]
     is_retold = any(is_other(*pair) for pair in pairs)  # new words are one, and cues wrapped anew
     has_cues = kind.make in (srt, vtt, ass, lrc)
     if not has_refused and not (has_cues and is_retold):
-        faults += _faults_of_text(pairs, again.text, has_cues)
+        faults += _faults_of_text(pairs, again.text, _signs_of_cues if has_cues else str.split)
     before, after = kind.skeleton(data), kind.skeleton(made)
     if before[0] != after[0]:
         faults.append("what is no text has changed")
@@ -296,7 +211,7 @@ def faults_of(kind: Kind, seed: int) -> list[str]:
     if is_retold:
         return faults
     if only_replace and not has_refused and not _TOGETHER.search(form.text + " " + again.text):
-        back = read_file(made, kind.name).rewritten(read_file(data, kind.name).text)
+        back = kind.read(made).rewritten(kind.read(data).text)
         if kind.skeleton(back) != before or (not kind.name.endswith("docx") and back != data):
             faults.append("replacing words back does not give the file back")
     return faults

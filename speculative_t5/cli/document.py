@@ -142,6 +142,7 @@ def _pieces_file(
     """Return the file of pieces of a run, which goes on only with the same models and options."""
     given = options.keywords | {"dtype": options.dtype, "to": decoder.languages, "from_": None}
     given |= {"prefix": decoder.prefix, "trained_length": decoder.trained_length}
+    given |= {name: True for name, is_set in asdict(files.reading).items() if is_set}
     header = {
         "model": [decoder.model.fingerprint, decoder.draft and decoder.draft.fingerprint],
         "set of options": asdict(wanted) | given,

@@ -18,6 +18,7 @@ from ..documents import (
     FILE_FORMATS,
     NO_TEXT,
     NOT_READ,
+    FormatOptions,
     PlainFile,
     check_read,
     format_of,
@@ -54,6 +55,11 @@ class OutputOptions:
         f"Format of FILE, whatever its name ends in: {', '.join(DOCUMENT_FORMATS)}.",
         shown="as FILE ends, or txt",
     )
+    attributes: bool = output_option(
+        False,
+        "Read the attributes of HTML that people see or hear as well: alt, title, placeholder, "
+        "aria-label, descriptions of the page.",
+    )
     in_place: bool = output_option(False, "Write each file in its own place.")
     backup: bool = output_option(
         False, "With --in-place, keep the old file beside it, as FILE.bak."
@@ -80,6 +86,11 @@ class OutputOptions:
         "Print one JSON object for each file: all pieces that were kept or tried again, what they "
         "would have become and why, and the text if there is no OUTPUT.",
     )
+
+    @property
+    def reading(self) -> FormatOptions:
+        """What is read of files beside their text."""
+        return FormatOptions(attributes=self.attributes)
 
     def __post_init__(self) -> None:
         self._check_places()
@@ -143,6 +154,7 @@ class Target:
     page: str | None
     form: str | None = None  # its format, if its name does not say it
     in_place: bool = False
+    reading: FormatOptions = FormatOptions()
 
     @property
     def name(self) -> str:
@@ -175,7 +187,7 @@ class Target:
             check_replaceable(self.place)
         with open_input(self.source) as stream:
             data, found = stream.read(), os.fstat(stream.fileno())
-        return Reading(data, found, read_file(data, self.name, self.form))
+        return Reading(data, found, read_file(data, self.name, self.form, self.reading))
 
     def stat(self) -> os.stat_result:
         """Return what the system says of the file."""
@@ -316,7 +328,7 @@ def is_several(sources: Sequence[str], found: Sequence[object]) -> bool:
 def _found_at(source: str, files: OutputOptions, left: list[Path]) -> list[tuple[str, str]]:
     """Return a file, or those of a folder, each with its name below the folder."""
     if not stat.S_ISDIR(stat_of(source).st_mode):
-        check_read(source, files.format)
+        check_read(source, files.format, files.reading)
         return [(source, Path(source).name)]
     if files.format is not None:
         raise ValueError(
@@ -375,7 +387,8 @@ def _target_of(source: str, name: str, files: OutputOptions, *, several: bool) -
         if source == "-":
             raise ValueError("standard input has no place to write to: leave out --in-place")
         place = source
-    return Target(source, place, _page_of(place, files), files.format, files.in_place)
+    page = _page_of(place, files)
+    return Target(source, place, page, files.format, files.in_place, files.reading)
 
 
 def _page_of(output: str | None, files: OutputOptions) -> str | None:

@@ -7,7 +7,7 @@ changed, `readers` knows which files are read. Imports `generation`, `tokenizers
 """
 
 from .comparison import changes, edits, lines
-from .formats import PlainFile
+from .formats import FormatOptions, PlainFile
 from .layout import arranged
 from .readers import (
     DOCUMENT_FORMATS,

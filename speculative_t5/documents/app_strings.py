@@ -45,7 +45,9 @@ _ANDROID_PART = re.compile(
 _ANDROID_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\(.)|&\#?\w{1,32};")
 _REFERENCE = re.compile(r"\s*+[@?](?:[\w.]+:)?[a-z]+/\w")  # to another resource
 _DECLARED = re.compile(r"""<\?xml[^>]{0,200}?encoding\s{0,9}=\s{0,9}["']([\w.-]{1,40})""")
-_ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)\s{0,99}=\s{0,99}(?:"([^"]*+)"|'([^']*+)')""")
+_XML_ATTRIBUTE = re.compile(
+    r"""(?<![\w:.-])([\w:.-]++)\s{0,99}=\s{0,99}(?:"([^"]*+)"|'([^']*+)')"""
+)
 _ELEMENT = re.compile(r"</?([^\s/>]+)")
 _GROUPS = ("plurals", "string-array")
 
@@ -157,7 +159,7 @@ class AndroidStrings(SplicedFile):
     def _element(self, token: str) -> _Element:
         """Return an element by its tag."""
         name = _element_name(token)
-        attributes = {each[1]: each[2] or each[3] for each in _ATTRIBUTE.finditer(token)}
+        attributes = {each[1]: each[2] or each[3] for each in _XML_ATTRIBUTE.finditer(token)}
         above = self._stack[-1] if self._stack else None
         if above is None:
             if name != "resources":

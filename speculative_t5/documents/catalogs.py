@@ -48,7 +48,7 @@ _LINE_OF_STRING = re.compile(r"(?:[^\\]|\\[^n])*+(?:\\n)?")
 LiteralPlace = tuple[int, int]
 
 
-def _read_characters(raw: str) -> Iterator[tuple[str, str]]:
+def _characters_of_catalog(raw: str) -> Iterator[tuple[str, str]]:
     """Yield how each character of a literal is written, and as what it is read."""
     at = 0
     for escape in _BACKSLASH.finditer(raw):
@@ -187,7 +187,7 @@ class Catalog(SplicedFile):
     marks the entry `fuzzy`, as is usual for what no translator has seen. All else keeps its bytes.
     """
 
-    spelling = Spelling(_read_characters, _written)
+    spelling = Spelling(_characters_of_catalog, _written)
 
     def __init__(self, data: bytes, name: str) -> None:
         source, encoding = _decoded_catalog(data, name)

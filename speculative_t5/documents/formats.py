@@ -8,9 +8,17 @@ module has which format.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..errors import decoded
 from .splitting import Breaks
+
+
+@dataclass(frozen=True)
+class FormatOptions:
+    """What is read of a file beside its text, where its format has such."""
+
+    attributes: bool = False  # values of attributes of HTML that people read
 
 
 class PlainFile:

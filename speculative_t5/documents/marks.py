@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from .alignment import opcodes
 from .comparison import EMOJI_JOINER, words_and_signs
+from .dividing import TextPart, divided_by_words
 from .layout import bare, places
 
 Text = TypeVar("Text")  # a part as a reader of a format has it
@@ -60,31 +61,36 @@ class MarkedLine:
     def changed(self, text: str, spell: Callable[[str], str] = str) -> Changed:
         """Return the parts for another text; `spell` writes what is new as the file would."""
         is_whole = is_other(self.text, text)  # as a translation is
-        made = _Writer(self._all, self._parts, self._read, spell)
+        made = _Writer(self._all, self._parts, self._read, spell, is_whole=is_whole)
         for start, end, new in self._edits(text, is_whole=is_whole):
             made.keep_until(start)
             made.replace(start, end, new)
-        return made.done(are_estimates=is_whole)
+        return made.done()
 
     def _edits(self, text: str, *, is_whole: bool) -> Iterator[tuple[int, int, str]]:
         """Yield the edits that make another text.
 
-        Where one would change some of several characters that are one in the file, all edits go as
-        one, with all of those.
+        Where one would change some of several characters that are one in the file, it goes with
+        all of those, and with the edits that change others of them.
         """
-        found = (
-            [_trimmed_to_words(self.text, text)] if is_whole else [*least_edits(self.text, text)]
-        )
-        if any(self._is_within(start) or self._is_within(end) for start, end, _ in found):
-            (start, *_), (_, end, _) = found[0], found[-1]
-            behind = len(text) - (len(self.text) - end)
+        found = [*least_edits(self.text, text)]
+        if is_whole:
+            has_marks = len({self._all[i].part for i in self._read}) > 1
+            found = [(_trimmed_words if has_marks else trimmed)(self.text, text)]
+        begun: tuple[int, int, str] | None = None
+        for start, end, new in found:
             first, last = start, end
             while self._is_within(first):
                 first -= 1
             while self._is_within(last):
                 last += 1
-            found = [(first, last, text[first : behind + last - end])]
-        yield from found
+            if begun and first < begun[1]:  # both change what is one
+                first, before = begun[0], begun[2][: len(begun[2]) - (begun[1] - start)]
+            else:
+                before = self.text[first:start]
+                yield from [begun] if begun else []
+            begun = first, last, before + new + self.text[end:last]
+        yield from [begun] if begun else []
 
     def _is_within(self, place: int) -> bool:
         """Whether a place is between characters that are one in the file."""
@@ -100,18 +106,23 @@ class _Writer:
         parts: Sequence[Part],
         read: Sequence[int],
         spell: Callable[[str], str],
+        *,
+        is_whole: bool,
     ) -> None:
         self._all, self._parts, self._read, self._spell = characters, parts, read, spell
         self._made: list[list[str]] = [[] for _ in parts]
+        self._is_whole = is_whole  # whether the words are those of another language
         self._at = 0  # the next character of all
         self._is_estimate = self._has_divided = self._has_refused = False
 
-    def done(self, *, are_estimates: bool) -> Changed:
-        """Write what is left, and return the parts; whether what was divided is an estimate."""
+    def done(self) -> Changed:
+        """Write what is left, and return the parts."""
         for each in self._all[self._at :]:
             self._write(each)
         parts = ["".join(each) for each in self._made]
-        is_estimate = self._is_estimate or (are_estimates and self._has_divided)
+        had = {each.part for each in self._all if each.text and not each.text.isspace()}
+        has_emptied = any(self._parts[part].depth and not parts[part].strip() for part in had)
+        is_estimate = self._is_estimate or has_emptied or (self._is_whole and self._has_divided)
         return Changed(parts, is_estimate, self._has_refused)
 
     def keep_until(self, place: int) -> None:
@@ -135,7 +146,9 @@ class _Writer:
         for each in replaced:
             if each.text:
                 texts[each.part] = texts.get(each.part, "") + each.text
-        found, is_estimate = divided([*texts.values()], new)
+        if self._is_whole:
+            texts = self._with_outer(texts, start, end)
+        found, is_estimate = self._divided(texts, new)
         pieces = dict(zip(texts, found, strict=True))
         fixed = {part for part in texts if self._parts[part].is_fixed}
         if any(pieces[part] != texts[part] for part in fixed):
@@ -149,14 +162,44 @@ class _Writer:
         self._is_estimate |= is_estimate
         self._has_divided |= len(texts) > 1
 
+    def _with_outer(self, texts: dict[int, str], start: int, end: int) -> dict[int, str]:
+        """Add the empty parts outside of marks to those of a text that is replaced."""
+        if len(texts) == 1 and not self._parts[next(iter(texts))].depth:
+            return texts
+        left = self._all[self._read[start - 1]].part if start else 0
+        right = self._all[self._read[end]].part if end < len(self._read) else len(self._parts) - 1
+        least = min(self._parts[part].depth for part in range(left, right + 1))
+        around = [
+            part
+            for part in range(left, right + 1)
+            if part in texts
+            or (self._parts[part].depth == least and not self._parts[part].is_fixed)
+        ]
+        return {part: texts.get(part, "") for part in around}
+
+    def _divided(self, texts: dict[int, str], new: str) -> tuple[list[str], bool]:
+        """Divide a new text among parts; return whether that is an estimate."""
+        least = min(self._parts[part].depth for part in texts)
+        known = [
+            TextPart(
+                text, bool(text) and self._parts[part].depth > least, self._parts[part].is_fixed
+            )
+            for part, text in texts.items()
+        ]
+        if self._is_whole and len(texts) > 1 and (found := divided_by_words(known, new)):
+            return _with_spaces([*texts.values()], found), True
+        return divided([*texts.values()], new)
+
     def _write_pieces(self, pieces: dict[int, str], replaced: Sequence[Character]) -> None:
         """Write what parts have in the place of some characters."""
-        # That the words of further parts began with.
+        # That the words of further parts began with, unless a word goes on there now.
+        is_apart = False
         spaces = {part: raw for each in replaced for part, raw in each.others}
         for part, piece in pieces.items():
-            if len(pieces) > 1 and piece and not piece[0].isspace():
+            if piece and is_apart and not piece[0].isspace():
                 self._made[part].append(spaces.get(part, ""))
             self._made[part].append(self._spell(piece))
+            is_apart = piece[-1:].isspace() if piece else is_apart
 
     def _insert(self, place: int, new: str) -> None:
         """Write a text before a character, which has no part of its own yet."""
@@ -279,17 +322,24 @@ def trimmed(before: str, after: str) -> tuple[int, int, str]:
     return start, len(before) - same, after[start : len(after) - same]
 
 
-def _trimmed_to_words(before: str, after: str) -> tuple[int, int, str]:
-    """Return the change of one text to another without whole words at both ends."""
-    start, end, new = trimmed(before, after)
-    if not (" " in before[start:end] or " " in new):
-        return start, end, new
-    behind = len(before) - end
-    while start and before[start - 1].isalnum():
+def _trimmed_words(before: str, after: str) -> tuple[int, int, str]:
+    """Return the change of one text to another, without cutting words that only begin alike."""
+    start, end, _ = trimmed(before, after)
+    behind = len(after) - (len(before) - end)
+    while start and before[start - 1].isalnum() and _has_letter(start, before, after):
         start -= 1
-    while behind and before[len(before) - behind].isalnum():
-        behind -= 1
-    return start, len(before) - behind, after[start : len(after) - behind]
+    while (
+        end < len(before)
+        and before[end].isalnum()
+        and (_has_letter(end - 1, before) or _has_letter(behind - 1, after))
+    ):
+        end, behind = end + 1, behind + 1
+    return start, end, after[start:behind]
+
+
+def _has_letter(at: int, *texts: str) -> bool:
+    """Whether a text has a letter or digit at a place."""
+    return at >= 0 and any(text[at : at + 1].isalnum() for text in texts)
 
 
 def is_other(before: str, after: str) -> bool:
@@ -332,7 +382,8 @@ def _with_spaces(texts: Sequence[str], parts: list[str]) -> list[str]:
     found = [*parts]
     for i in range(len(found) - 1):
         space = found[i][len(found[i].rstrip()) :]
-        if space and not texts[i][-1:].isspace() and texts[i + 1][:1].isspace():
+        is_outside = texts[i + 1][:1].isspace() or (texts[i] and not texts[i + 1])
+        if space and not texts[i][-1:].isspace() and is_outside:
             found[i] = found[i][: -len(space)]
             found[i + 1] = space + found[i + 1]
     return found

@@ -5,12 +5,13 @@ Readers are imported when a file of their format is read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from .formats import PlainFile
+from .formats import FormatOptions, PlainFile
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class FileFormat:
     # Whole names, perhaps with a folder, where a suffix is that of other files as well.
     names: tuple[str, ...] = ()
     is_binary: bool = False
+    options: tuple[str, ...] = ()  # names of `FormatOptions` that the reader takes
 
 
 FILE_FORMATS = {
@@ -32,7 +34,7 @@ FILE_FORMATS = {
     "vtt": FileFormat("cue_files", "Subtitles", (".vtt",)),
     "ass": FileFormat("cue_files", "SubStation", (".ass", ".ssa")),
     "lrc": FileFormat("cue_files", "Lyrics", (".lrc",)),
-    "html": FileFormat("web", "WebPage", (".html", ".htm")),
+    "html": FileFormat("web", "WebPage", (".html", ".htm"), options=("attributes",)),
     "docx": FileFormat("word", "WordFile", (".docx",), is_binary=True),
     "po": FileFormat("catalogs", "Catalog", (".po", ".pot")),
     "android": FileFormat(
@@ -45,6 +47,7 @@ FILE_FORMATS = {
     "xcstrings": FileFormat("string_catalogs", "StringCatalog", (".xcstrings",)),
     "ipynb": FileFormat("notebook", "Notebook", (".ipynb",)),
 }
+READ_TEXT_ALONE = FormatOptions()
 DOCUMENT_FORMATS = tuple(FILE_FORMATS)
 DOCUMENT_SUFFIXES = tuple(suffix for form in FILE_FORMATS.values() for suffix in form.suffixes)
 # Formats that people have texts in and that are not read, and what to do about each: those that are
@@ -85,8 +88,12 @@ def suffix_of(form: str) -> str:
     return (*known.suffixes, *known.names)[0]
 
 
-def check_read(name: str, form: str | None = None) -> None:
+def check_read(
+    name: str, form: str | None = None, options: FormatOptions = READ_TEXT_ALONE
+) -> None:
     """Refuse a file whose name says a format that is not read, unless a format is given.
+
+    Options that its format does not have are refused, too.
 
     Raises:
         ValueError: With what to do instead.
@@ -94,10 +101,25 @@ def check_read(name: str, form: str | None = None) -> None:
     suffix = Path(name).suffix.lower()
     if form is None and not is_document(name) and suffix in NOT_READ:
         raise ValueError(f"{name} is a {suffix} file, which is not read: {NOT_READ[suffix]}")
+    found = format_of(name, form)
+    for option in fields(options):
+        if getattr(options, option.name) and option.name not in FILE_FORMATS[found].options:
+            having = [each for each, known in FILE_FORMATS.items() if option.name in known.options]
+            raise ValueError(
+                f"--{option.name} is for {', '.join(having)}, and {name} is read as {found}: leave "
+                f"out --{option.name}"
+            )
 
 
-def read_file(data: bytes, name: str, form: str | None = None) -> PlainFile:
+def read_file(
+    data: bytes,
+    name: str,
+    form: str | None = None,
+    options: FormatOptions = READ_TEXT_ALONE,
+) -> PlainFile:
     """Return the document in a file, in the format given, or that its name says.
+
+    Of the options, those are used that the format has; `check_read` refuses others.
 
     Raises:
         ValueError: If the bytes are none of that format.
@@ -106,7 +128,8 @@ def read_file(data: bytes, name: str, form: str | None = None) -> PlainFile:
         return PlainFile(data, name)
     found = FILE_FORMATS[format_of(name, form)]
     module = import_module(f".{found.module}", __package__)
-    return cast(type[PlainFile], getattr(module, found.reader))(data, name)
+    reader = cast(Callable[..., PlainFile], getattr(module, found.reader))
+    return reader(data, name, **{each: getattr(options, each) for each in found.options})
 
 
 def _known_format(name: str) -> str | None:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from html import escape, unescape
+from html.entities import html5
 from itertools import accumulate
 
+from .attributes import (
+    Attribute,
+    quoted_value,
+    read_attributes,
+    read_value_entity,
+    says_to_stay,
+    spelled_value,
+)
 from .formats import PlainFile, say_estimated, say_refused
 from .marks import MarkedLine, Part, read_line
 from .splitting import Breaks
@@ -17,7 +27,8 @@ from .splitting import Breaks
 # have no end is bounded, or ends with the page.
 _TAG = re.compile(
     r"""
-    <!-- .*? (?:-->|\Z)
+    \A\ufeff
+    | <!-- .*? (?:-->|\Z)
     | <\? .*? (?:\?>|\Z)
     | <!\[CDATA\[ .*? (?:\]\]>|\Z)
     | \{% [^\n]{0,1000}? %\}
@@ -44,11 +55,20 @@ _ENDED_BY_NEXT = {name: name for name in ("p", "li", "tr", "option")} | {
     "td": "cell",
     "th": "cell",
 }
-_TRANSLATE = re.compile(r"""\stranslate\s*=\s*["']?(no|yes)\b""", re.IGNORECASE)
-_CLASS = re.compile(r"""\sclass\s*=\s*("[^"]*"|'[^']*'|[^\s>]+)""", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]{0,40});?")
 _LONG_NUMBER = re.compile(r"&#([0-9]{9,}+)")  # of a character
 _FILLED_LATER = re.compile(r"\{\{[^{}\n]{0,1000}\}\}")  # that a template puts words in place of
+# Parts of the value of an attribute that a template makes, and signs of one that has no end there.
+_PROGRAM = re.compile(
+    r"""
+    \{\{ [^{}\n]{0,1000} \}\} | \{% [^\n]{0,1000}? %\} | \{\# [^\n]{0,1000}? \#\}
+    | <\? .{0,1000}? \?> | <% .{0,1000}? %>
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_CUT_PROGRAM = re.compile(r"\{[{%#]|[}%#]\}|<[?%]|[?%]>")
+_FIRST_TAG = re.compile(r"""<[a-z]++(?:"[^"]*"|'[^']*'|[^<>"'])*+>""", re.IGNORECASE)
+_WITHOUT_ATTRIBUTES = frozenset(("script", "style", "pre", "template", "math"))
 _NEW_LINE = re.compile(r"\r\n|\r|\n")
 
 
@@ -68,6 +88,7 @@ class _Elements:
         self._open = [_Open("", False, True)]
         self._names: Counter[str] = Counter()
         self.depth = 0  # of marks
+        self.has_read_attributes = False  # whether those of the last tag are read
 
     @property
     def part(self) -> Part:
@@ -82,6 +103,7 @@ class _Elements:
     def take(self, name: str, tag: str) -> None:
         """Take the next tag."""
         if tag.startswith("</"):
+            self.has_read_attributes = False
             if self._names[name]:
                 while self._pop() != name:
                     pass
@@ -89,13 +111,15 @@ class _Elements:
         group = _ENDED_BY_NEXT.get(name)
         if group and _ENDED_BY_NEXT.get(self._open[-1].name) == group:
             self._pop()
-        if name in _EMPTY or tag.endswith("/>"):
-            return
         last = self._open[-1]
         stays = says_to_stay(tag)
         is_fixed = name in _FIXED or last.is_fixed if stays is None else stays
         # A paragraph that is to stay is not read; words within a sentence are, for the others.
-        is_read = last.is_read if stays is None or name in _INLINE else not stays
+        is_as_around = stays is None or (stays and name in _INLINE)
+        is_read = last.is_read if is_as_around else not stays
+        self.has_read_attributes = is_read and not is_fixed
+        if name in _EMPTY or tag.endswith("/>"):
+            return
         self._open.append(_Open(name, is_fixed, is_read))
         self._names[name] += 1
         self.depth += name in _INLINE
@@ -107,29 +131,21 @@ class _Elements:
         return name
 
 
-def says_to_stay(tag: str) -> bool | None:
-    """Return whether a tag says that its words are to stay, or are not; None if neither."""
-    if "ranslate" not in tag and "RANSLATE" not in tag:
-        return None
-    found = _CLASS.search(tag)
-    if found and "notranslate" in found[1].strip("\"'").casefold().split():
-        return True
-    said = _TRANSLATE.search(tag)
-    return said[1].casefold() == "no" if said else None
-
-
 class WebPage(PlainFile):
     """HTML: all but words stays as it is, bytes of words that do not change included.
 
     Words are read across tags of bold words and the like, pictures and other things that are no
-    text. Those of code, and where the page says translate="no", stay.
+    text. Those of code, and where the page says translate="no", stay. With `attributes`, values of
+    attributes that people read (alt, title, placeholder and the like) are read as well, each by
+    itself.
     """
 
     breaks: Breaks = "none"
 
-    def __init__(self, data: bytes, name: str) -> None:
+    def __init__(self, data: bytes, name: str, *, attributes: bool = False) -> None:
         super().__init__(data, name)
-        self._page = self.text
+        self._page, self._has_attributes = self.text, attributes
+        self._quotes: dict[int, str] = {}  # around parts that are values of attributes
         self._parts: list[str] = []  # texts and tags in turn
         self._known: list[Part] = []  # of each
         self._stretches: list[list[int]] = []  # of texts that are read as one
@@ -148,15 +164,15 @@ class WebPage(PlainFile):
         around: list[list[int]] = []  # stretches that go on behind an element within them
         for tag in _TAG.finditer(self._page):
             self._add_text(self._page[at : tag.start()], elements, stretch)
-            self._parts.append(tag[0])
-            self._known.append(Part())
             at = tag.end()
             name = (tag[2] or tag[1] or "").casefold()
             if tag[1] or not name:
+                self._add_opaque(name, tag[0], elements)
                 is_within = name in _OPAQUE_INLINE or tag[0].startswith("{")
                 stretch = stretch if is_within or tag[0].startswith("<!--") else self._begun()
                 continue
             elements.take(name, tag[0])
+            self._add_tag(name, tag[0], elements.has_read_attributes)
             is_end = tag[0].startswith("</")
             if name in _OF_THEIR_OWN:
                 if not is_end:
@@ -168,6 +184,48 @@ class WebPage(PlainFile):
                 around.clear()
                 stretch = self._begun()
         self._add_text(self._page[at:], elements, stretch)
+
+    def _add_opaque(self, name: str, text: str, elements: _Elements) -> None:
+        """Add what is not read, but for the attributes of an element's first tag."""
+        first = _FIRST_TAG.match(text) if self._has_attributes and name else None
+        if first is None or name in _WITHOUT_ATTRIBUTES:
+            self._add_fixed(text)
+            return
+        said = says_to_stay(first[0])
+        is_read = elements.is_read and not elements.part.is_fixed if said is None else not said
+        self._add_tag(name, first[0], is_read)
+        self._add_fixed(text[first.end() :])
+
+    def _add_tag(self, name: str, tag: str, is_read: bool) -> None:
+        """Add a tag, whose attributes are texts of their own if they are read."""
+        at = 0
+        for each in read_attributes(name, tag) if self._has_attributes and is_read else ():
+            if not _CUT_PROGRAM.search(_PROGRAM.sub("", each.value)):
+                self._add_fixed(tag[at : each.start])
+                self._add_value(each)
+                at = each.end
+        self._add_fixed(tag[at:])
+
+    def _add_value(self, found: Attribute) -> None:
+        stretch, at = self._begun(), 0
+        for program in _PROGRAM.finditer(found.value):
+            self._add_part(found.value[at : program.start()], Part(), stretch, found.quote)
+            if program[0].startswith("{{"):
+                self._add_part(program[0], Part(0, True), stretch, found.quote)
+            else:
+                self._add_fixed(program[0])
+            at = program.end()
+        self._add_part(found.value[at:], Part(), stretch, found.quote)
+
+    def _add_part(self, text: str, known: Part, stretch: list[int], quote: str) -> None:
+        self._quotes[len(self._parts)] = quote
+        stretch.append(len(self._parts))
+        self._parts.append(text)
+        self._known.append(known)
+
+    def _add_fixed(self, text: str) -> None:
+        self._parts.append(text)
+        self._known.append(Part())
 
     def _begun(self) -> list[int]:
         self._stretches.append([])
@@ -193,14 +251,23 @@ class WebPage(PlainFile):
         for stretch in self._stretches:
             if all(self._known[i].is_fixed or not self._parts[i].strip() for i in stretch):
                 continue
-            pairs = (pair for i in stretch for pair in _read_text(self._parts[i]))
-            if text := " ".join("".join(read for _, read in pairs).split()):
+            read = self._reader_of(stretch)
+            pairs = (pair for i in stretch for pair in read(self._parts[i]))
+            if text := " ".join("".join(found for _, found in pairs).split()):
                 yield stretch, text
 
     def _line(self, stretch: list[int]) -> MarkedLine:
         """Return a line with its characters, which only one that changes has to have."""
         texts = [self._parts[i] for i in stretch]
-        return MarkedLine([*read_line(texts, _read_text)], [self._known[i] for i in stretch])
+        read = self._reader_of(stretch)
+        return MarkedLine([*read_line(texts, read)], [self._known[i] for i in stretch])
+
+    def _reader_of(self, stretch: list[int]) -> Callable[[str], Iterator[tuple[str, str]]]:
+        return _read_value if stretch and stretch[0] in self._quotes else _read_text
+
+    def _spelling_of(self, stretch: list[int]) -> Callable[[str], str]:
+        quote = self._quotes.get(stretch[0])
+        return _spelled if quote is None else partial(spelled_value, quote=quote)
 
     def number(self, line: int) -> int:
         return self._line_numbers[self._lines[line - 1][0][0]]
@@ -211,9 +278,9 @@ class WebPage(PlainFile):
         for number, ((stretch, old), new) in enumerate(pairs, 1):
             if new == old:
                 continue
-            changed = self._line(stretch).changed(new, _spelled)
+            changed = self._line(stretch).changed(new, self._spelling_of(stretch))
             for i, part in zip(stretch, changed.parts, strict=True):
-                made[i] = part
+                made[i] = quoted_value(part) if self._quotes.get(i) == "" else part
             if changed.is_estimate:
                 self._estimated.append(self.number(number))
             if changed.has_refused:
@@ -229,24 +296,49 @@ class WebPage(PlainFile):
 
 def _read_text(text: str) -> Iterator[tuple[str, str]]:
     """Yield how each character is written, and as what it is read: some stand for two, or none."""
+    yield from _read_characters(text, lambda entity, _: _unescaped(entity))
+
+
+def _read_value(text: str) -> Iterator[tuple[str, str]]:
+    """Yield how each character of the value of an attribute is written, and as what it is read."""
+    yield from _read_characters(text, lambda each, behind: read_value_entity(_short(each), behind))
+
+
+def _read_characters(
+    text: str, read_entity: Callable[[str, str], str]
+) -> Iterator[tuple[str, str]]:
     at = 0
     for entity in _ENTITY.finditer(text):
         yield from ((each, each) for each in text[at : entity.start()])
-        read = _unescaped(entity[0])
+        read = read_entity(entity[0], text[entity.end() : entity.end() + 1])
         if read == entity[0]:
             yield from ((each, each) for each in read)
         else:
-            yield entity[0], read
+            behind = _letters_behind(entity[0], read)
+            yield entity[0][: len(entity[0]) - behind], read[: len(read) - behind]
+            yield from ((each, each) for each in read[len(read) - behind :])
         at = entity.end()
     yield from ((each, each) for each in text[at:])
 
 
+def _letters_behind(entity: str, read: str) -> int:
+    """Return how many letters behind a name without a semicolon are none of the name."""
+    if entity.startswith("&#") or entity.endswith(";"):
+        return 0
+    return next(i for i in range(len(entity)) if entity[1 : len(entity) - i] in html5)
+
+
 def _unescaped(text: str) -> str:
-    """Return a text with characters for their names and numbers.
+    """Return a text with characters for their names and numbers."""
+    return unescape(_short(text))
+
+
+def _short(text: str) -> str:
+    """Shorten the numbers of characters.
 
     Python makes no integers of some thousand digits, and larger numbers are no character anyway.
     """
-    return unescape(_LONG_NUMBER.sub(lambda found: f"&#{found[1].lstrip('0')[:9] or 0}", text))
+    return _LONG_NUMBER.sub(lambda found: f"&#{found[1].lstrip('0')[:9] or 0}", text)
 
 
 def _spelled(text: str) -> str:
