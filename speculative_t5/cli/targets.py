@@ -33,6 +33,7 @@ from . import terminal
 from .options import output_option
 from .terminal import note
 
+DEFAULT_AUTHOR = "speculative-t5"  # of tracked changes
 STANDARD_OUTPUT = "/dev/stdout"
 NOT_FILES = (None, "-", STANDARD_OUTPUT)  # of outputs
 PARTIAL_SUFFIX = ".partial.jsonl"
@@ -59,6 +60,12 @@ class OutputOptions:
         False,
         "Read the attributes of HTML that people see or hear as well: alt, title, placeholder, "
         "aria-label, descriptions of the page.",
+    )
+    track_changes: bool = output_option(
+        False, "Write what changes in documents of Word as tracked changes, to accept or reject."
+    )
+    author: str | None = output_option(
+        None, "With --track-changes, whose changes they are.", shown=DEFAULT_AUTHOR
     )
     in_place: bool = output_option(False, "Write each file in its own place.")
     backup: bool = output_option(
@@ -90,7 +97,8 @@ class OutputOptions:
     @property
     def reading(self) -> FormatOptions:
         """What is read of files beside their text."""
-        return FormatOptions(attributes=self.attributes)
+        author = self.author or DEFAULT_AUTHOR
+        return FormatOptions(self.attributes, author if self.track_changes else None)
 
     def __post_init__(self) -> None:
         self._check_places()
@@ -104,6 +112,7 @@ class OutputOptions:
             raise ValueError(
                 f"--format must be one of {', '.join(DOCUMENT_FORMATS)}, got {self.format!r}"
             )
+        self._check_author()
         if self.review and not all(map(terminal.is_terminal, (sys.stdin, sys.stdout))):
             raise ValueError(
                 "--review asks on a terminal, and standard input or output is none: give --output"
@@ -115,6 +124,14 @@ class OutputOptions:
         shows_lines = self.check and self.diff is None and not self.json
         diff = "terminal" if shows_lines else self.diff
         return replace(self, output=output, diff=diff)
+
+    def _check_author(self) -> None:
+        if self.author is None:
+            return
+        if not self.track_changes:
+            raise ValueError("--author is of tracked changes: give --track-changes, too")
+        if not self.author.strip() or not self.author.isprintable():
+            raise ValueError(f"--author must be a name on one line, got {self.author!r}")
 
     def _check_places(self) -> None:
         """Refuse options that do not go together."""

@@ -16,9 +16,10 @@ from .splitting import Breaks
 
 @dataclass(frozen=True)
 class FormatOptions:
-    """What is read of a file beside its text, where its format has such."""
+    """What is read of a file beside its text, and how it is written, where its format has such."""
 
     attributes: bool = False  # values of attributes of HTML that people read
+    track_changes: str | None = None  # author of changes of Word; None to change the text itself
 
 
 class PlainFile:

@@ -35,7 +35,7 @@ FILE_FORMATS = {
     "ass": FileFormat("cue_files", "SubStation", (".ass", ".ssa")),
     "lrc": FileFormat("cue_files", "Lyrics", (".lrc",)),
     "html": FileFormat("web", "WebPage", (".html", ".htm"), options=("attributes",)),
-    "docx": FileFormat("word", "WordFile", (".docx",), is_binary=True),
+    "docx": FileFormat("word", "WordFile", (".docx",), is_binary=True, options=("track_changes",)),
     "po": FileFormat("catalogs", "Catalog", (".po", ".pot")),
     "android": FileFormat(
         "app_strings",
@@ -105,9 +105,10 @@ def check_read(
     for option in fields(options):
         if getattr(options, option.name) and option.name not in FILE_FORMATS[found].options:
             having = [each for each, known in FILE_FORMATS.items() if option.name in known.options]
+            flag = f"--{option.name.replace('_', '-')}"
             raise ValueError(
-                f"--{option.name} is for {', '.join(having)}, and {name} is read as {found}: leave "
-                f"out --{option.name}"
+                f"{flag} is for {', '.join(having)}, and {name} is read as {found}: "
+                f"leave out {flag}"
             )
 
 

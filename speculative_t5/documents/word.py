@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .formats import PlainFile, say_estimated, say_refused
-from .marks import Character, MarkedLine, Part
+from .marks import Character, MarkedLine, Part, is_other
 from .splitting import Breaks
+from .word_changes import XML_SPACE, ChangeTracker
 from .word_package import notes, open_word, roots
 
 
@@ -74,9 +75,11 @@ class WordFile(PlainFile):
     breaks: Breaks = "none"
     unit = "paragraph"
 
-    def __init__(self, data: bytes, name: str) -> None:
+    def __init__(self, data: bytes, name: str, *, track_changes: str | None = None) -> None:
         self._document = open_word(data, name)
         self._notes = notes(self._document)
+        self._roots = [*roots(self._document), *(root for _, root in self._notes)]
+        self._author = track_changes
         self._stretches = [*self._found()]
         self._estimated: list[int] = []
         self._refused: list[int] = []
@@ -90,7 +93,7 @@ class WordFile(PlainFile):
         from docx.oxml.ns import qn
 
         number = 0
-        for root in [*roots(self._document), *(root for _, root in self._notes)]:
+        for root in self._roots:
             fields = _Fields()
             for paragraph in root.iter(qn("w:p")):
                 number += 1
@@ -102,6 +105,7 @@ class WordFile(PlainFile):
     def rewritten(self, text: str) -> bytes:
         from docx.opc.oxml import serialize_part_xml
 
+        tracker = None if self._author is None else ChangeTracker(self._author, self._roots)
         changed_roots = set[Any]()
         lines = text.split("\n") if self._stretches else []
         for (number, texts, line), new in zip(self._stretches, lines, strict=True):
@@ -110,9 +114,13 @@ class WordFile(PlainFile):
             changed = line.changed(new)
             changed_roots.add(texts[0].element.getroottree().getroot())
             for each, part in zip(texts, changed.parts, strict=True):
-                if part != each.text:
+                if part == each.text:
+                    continue
+                if tracker:
+                    tracker.change(each.element, part, is_whole=is_other(line.text, new))
+                else:
                     each.element.text = part
-                    each.element.set("{http://www.w3.org/XML/1998/namespace}space", "preserve")
+                    each.element.set(XML_SPACE, "preserve")
             if changed.is_estimate:
                 self._estimated.append(number)
             if changed.has_refused:
