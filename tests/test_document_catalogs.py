@@ -56,7 +56,7 @@ def rewritten(data: bytes, name: str, to: str | None = None) -> tuple[bytes, lis
             lambda text: GERMAN.get(text, text), limit=10**6, languages=("en", to), prefix=""
         )
     options = RewriteOptions(by="sentence") if to else RewriteOptions()
-    document = Document(decoder, form.text, options, form.breaks, unread=form.unread)
+    document = Document(decoder, form.text, options, form.lines)
     return form.rewritten(document.result(document.rewrite()).text), form.not_kept()
 
 

@@ -289,7 +289,7 @@ def test_subtitles_keep_times_tags_and_speakers(call: Call, here: Path) -> None:
 def test_a_sentence_of_several_cues_is_read_as_one() -> None:
     form = read_file(SRT.encode(), "a.srt")
     decoder = Scripted(lambda each: each.replace("apple and she", "pear, and she also"), limit=40)
-    done = Document(decoder, form.text, RewriteOptions(), form.breaks)  # type: ignore[arg-type]
+    done = Document(decoder, form.text, RewriteOptions(), form.lines)  # type: ignore[arg-type]
     result = done.result(done.rewrite())
     assert decoder.read[-1] == "She have a apple and she eat it." and len(result.pieces) == 4
     assert result.text.split("\n")[:2] == ["She have a pear, and", "she also eat it."]
@@ -316,7 +316,7 @@ def test_subtitles_have_no_marks_of_markdown_and_speakers_may_stand_in_tags() ->
     words = form.text.replace("have", "has").replace("I go.", "I went.")
     assert form.rewritten(words).decode() == text.replace("have", "has").replace("I go.", "I went.")
     decoder = Scripted(str.upper, limit=40)
-    whole = Document(decoder, form.text, RewriteOptions(min_similarity=0), form.breaks)  # type: ignore[arg-type]
+    whole = Document(decoder, form.text, RewriteOptions(min_similarity=0), form.lines)  # type: ignore[arg-type]
     assert len(whole.result(whole.rewrite()).pieces) == 4
 
 

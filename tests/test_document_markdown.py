@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from speculative_t5.documents import Document, RewriteOptions, read_file
+from speculative_t5.documents import Document, FileLines, RewriteOptions, read_file
 
 import pytest
 from pieces import Scripted
@@ -19,7 +19,7 @@ def corrected(text: str) -> str:
 def rewritten(text: str, answer: Any = corrected, **more: Any) -> tuple[str, list[str]]:
     form = read_file(text.encode(), "a.md")
     decoder: Any = Scripted(answer, limit=10**6, **more)
-    document = Document(decoder, form.text, RewriteOptions(), form.breaks, unread=form.unread)
+    document = Document(decoder, form.text, RewriteOptions(), form.lines)
     return form.rewritten(document.result(document.rewrite()).text).decode(), form.not_kept()
 
 
@@ -96,7 +96,7 @@ def test_a_line_is_full_with_what_is_not_read_of_it() -> None:
         ((), ["She have a apple."]),
     ):
         decoder: Any = Scripted(corrected, limit=10**6)
-        whole = Document(decoder, form.text, RewriteOptions(), form.breaks, unread=unread)
+        whole = Document(decoder, form.text, RewriteOptions(), FileLines(form.breaks, unread))
         assert [piece.source for piece in whole.rewrite()] == wanted
 
 

@@ -41,7 +41,7 @@ def rewritten(data: bytes, name: str) -> tuple[bytes, list[str]]:
     """Return a document that is corrected, and what is said of it."""
     form = read_file(data, name)
     decoder: Any = Scripted(corrected, limit=10**6)
-    document = Document(decoder, form.text, RewriteOptions(), form.breaks)
+    document = Document(decoder, form.text, RewriteOptions(), form.lines)
     return form.rewritten(document.result(document.rewrite()).text), form.not_kept()
 
 
@@ -134,7 +134,7 @@ def test_cues_without_full_stops_are_divided_where_they_end(languages: Any) -> N
     decoder: Any = Scripted(
         lambda each: each.replace("was", "were"), limit=60, prefix="", languages=languages
     )
-    document = Document(decoder, form.text, RewriteOptions(piece_tokens=30), form.breaks)
+    document = Document(decoder, form.text, RewriteOptions(piece_tokens=30), form.lines)
     found = form.rewritten(document.result(document.rewrite()).text).decode()
     assert len(document) == 40 if languages is None else 2 < len(document) < 40
     if languages is None:
@@ -312,3 +312,28 @@ def test_a_character_that_is_written_as_one_goes_as_one() -> None:
     assert line.changed("abd").parts == ["&x;d"]
     assert line.changed("axc").parts == ["axc"]
     assert line.changed("bc").parts == ["bc"]
+
+
+@pytest.mark.parametrize("pair", [None, ("en", "de")], ids=["corrected", "translated"])
+def test_parts_of_a_sentence_get_no_capital_and_no_full_stop(pair: tuple[str, str] | None) -> None:
+    def whole(read: str) -> str:
+        return f"{read[0].upper()}{read[1:]}." if read[-1].isalpha() else read.capitalize()
+
+    def made(data: bytes, name: str) -> bytes:
+        form = read_file(data, name)
+        decoder: Any = Scripted(whole, limit=10**6, languages=pair)
+        document = Document(decoder, form.text, RewriteOptions(guard=False), form.lines)
+        return form.rewritten(document.result(document.rewrite()).text)
+
+    texts = ["we asked all of you", "to wait here with us", "until he comes to the end"]
+    right = ["We asked all of you", "to wait here with us", "until he comes to the end."]
+    for brk in ("<br>", "\n<BR/> ", "<b><br></b>"):
+        page = f"<p>{brk.join(texts)}</p><p>{texts[1]}<br><br>{texts[0]}</p><p>"
+        after = page.replace(brk.join(texts), brk.join(right))
+        after = after.replace("<p>to", "<p>To").replace("us<br><br>we", "us.<br><br>We")
+        after = after.replace("you</p>", "you.</p>")
+        assert made(page.encode(), "a.html").decode() == after
+    for brk in ("<w:br/>", "<w:tab/>"):
+        runs = f"<w:r>{brk}</w:r>".join(map(run, texts)), run(texts[1])
+        form = read_file(made(word(*runs), "a.docx"), "a.docx")
+        assert form.text.split("\n") == [*right, "To wait here with us."]

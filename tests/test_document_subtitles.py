@@ -54,7 +54,7 @@ def rewritten(
     form = read_file(text.encode(), name)
     assert form.rewritten(form.text).decode() == text, "and nothing is changed without a reason"
     decoder: Any = Scripted(answer, limit=10**6, prefix="", languages=languages)
-    document = Document(decoder, form.text, RewriteOptions(**options), form.breaks)
+    document = Document(decoder, form.text, RewriteOptions(**options), form.lines)
     done = document.result(document.rewrite()).text
     return form.rewritten(done).decode(), decoder.read[::-1], form.not_kept()
 
@@ -63,7 +63,7 @@ def pieces(text: str, name: str = "a.srt") -> int:
     """Return how many pieces of a file are translated."""
     form = read_file(text.encode(), name)
     decoder: Any = Scripted(turned, limit=10**6, prefix="", languages=("en", "de"))
-    return len(Document(decoder, form.text, RewriteOptions(), form.breaks))
+    return len(Document(decoder, form.text, RewriteOptions(), form.lines))
 
 
 def read(text: str, name: str = "a.srt") -> list[str]:
@@ -462,7 +462,7 @@ def test_cues_without_full_stops_are_read_in_runs(name: str, languages: Any) -> 
     form = read_file(text.encode(), name)
     decoder: Any = Scripted(turned, 10**6, prefix="", trained_length=30, languages=languages)
     options = RewriteOptions(min_similarity=None if languages else 0)
-    document = Document(decoder, form.text, options, form.breaks)
+    document = Document(decoder, form.text, options, form.lines)
     found = form.rewritten(document.result(document.rewrite()).text).decode()
     assert max(len(each.split()) for each in decoder.read) <= 30
     assert len(decoder.read) == (30 if languages is None else 6)

@@ -43,9 +43,9 @@ from pieces import Scripted
 from speculative_t5.documents import Document
 from speculative_t5.serve import text_worker, texts
 answers = {{"Das ist ein Haus.": "C\'est une maison."}}
-def document(self, text, options, breaks, unread=()):
+def document(self, text, options, lines):
     made = Scripted(lambda read: answers.get(read, ""), languages=self.languages, prefix="")
-    return Document(made, text, options, breaks, unread=unread)
+    return Document(made, text, options, lines)
 texts.Remote.document = document
 text_worker.work_on_texts()
 """

@@ -222,9 +222,7 @@ class Whole:
         form = read_file(data.get(self.suffix, text.encode)(), f"text{self.suffix}")
         decoder = scripted(self.answer, languages=self.languages)
         with unlimited():
-            document = Document(
-                decoder, form.text, RewriteOptions(by=self.by), form.breaks, unread=form.unread
-            )
+            document = Document(decoder, form.text, RewriteOptions(by=self.by), form.lines)
             done = document.result(document.rewrite())
         form.rewritten(done.text)
         for piece in done.pieces:
@@ -369,7 +367,7 @@ def remote(answer: Callable[[str], str]) -> Any:
     made = scripted(answer)
     known = languages.Languages({("en", "de"): "a", ("de", "en"): "b"})
     made.tokenizer = SimpleNamespace(languages=known, corrects=["en"], unknown_id=None)
-    made.document = lambda text, options, breaks="wrapped": Document(made, text, options, breaks)
+    made.document = lambda text, options, *lines: Document(made, text, options, *lines)
     made.translate = lambda to, source: vars(made).update(languages=(source, to))
     return made
 

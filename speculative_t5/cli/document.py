@@ -188,9 +188,8 @@ class FilesRun:
                 self.decoder,
                 form.text,
                 self.wanted,
-                form.breaks,
+                form.lines,
                 labels=is_typed,  # what people type is to be read, also if it is no sentence
-                unread=form.unread,
             )
         if whole is None or reading is None:
             return

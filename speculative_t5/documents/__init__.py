@@ -30,7 +30,7 @@ from .rewriting import (
     check_rewriting,
     rewrite,
 )
-from .splitting import SENTENCE_LANGUAGES, Breaks
+from .splitting import PLAIN_LINES, SENTENCE_LANGUAGES, FileLines
 from .text_decoder import TextDecoder
 from .translation import identifier
 from .web import WebPage

@@ -7,11 +7,11 @@ module has which format.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..errors import decoded
-from .splitting import Breaks
+from .splitting import Breaks, FileLines
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,15 @@ class PlainFile:
     breaks: Breaks = "wrapped"  # which line breaks may be within a sentence
     unit = "line"  # what `number` counts
     unread: Sequence[int] = ()  # how many characters of each line of the file are not in the text
+    inner_breaks: Collection[int] = ()  # numbers of lines that go on in a paragraph on the next one
 
     def __init__(self, data: bytes, name: str) -> None:
         self.text = decoded(data, name)
+
+    @property
+    def lines(self) -> FileLines:
+        """What there is to know of the lines of the text."""
+        return FileLines(self.breaks, self.unread, frozenset(self.inner_breaks))
 
     def translate_into(self, language: str) -> None:
         """Prepare for a translation, which some formats put beside the words that they have.

@@ -19,6 +19,7 @@ _FACTS = re.compile(
     """,
     re.VERBOSE,
 )
+_FULL_STOP = re.compile(r"[.!?…。！？؟।։]{1,9}+([\"'”’»)\]]{0,9}+\s{0,9}+)\Z")
 
 
 def arranged(
@@ -61,6 +62,22 @@ def places(words: Sequence[str], output: Sequence[str]) -> list[int]:
 
 def bare(word: str) -> str:
     return re.sub(r"\W", "", word.casefold()) or word
+
+
+def as_within(source: str, output: str, begins: bool, ends: bool) -> str:
+    """Return an output without what makes a sentence of its source, a part of one.
+
+    That is the capital of a first word that is the same otherwise, if the source `begins` within a
+    sentence; and a full stop or the like at the end that the source lacks, if it `ends` within one.
+    """
+    first, made = (text.split(maxsplit=1)[:1] for text in (source, output))
+    if begins and made != first and made and first:
+        old, new = first[0], made[0]
+        if bare(old) == bare(new) and old[:1].islower() and new[:1].isupper():
+            output = output.replace(new[0], old[0], 1)
+    if ends and not _FULL_STOP.search(source):
+        output = _FULL_STOP.sub(r"\1", output)
+    return output
 
 
 def _spread(wanted: Sequence[int], count: int) -> list[int] | None:

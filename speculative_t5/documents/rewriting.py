@@ -15,10 +15,11 @@ from ..errors import check_utf8, count, rounded_down
 from ..generation import TRANSFORMERS_NAMES, BatchOptions, Generation
 from ..options import OptionError, check_options, described, option, python_option, takes
 from .comparison import as_page, as_table
-from .layout import arranged, same_facts, similarity
+from .layout import arranged, as_within, same_facts, similarity
 from .splitting import (
+    PLAIN_LINES,
     SENTENCE_LANGUAGES,
-    Breaks,
+    FileLines,
     Passage,
     clauses,
     is_label,
@@ -231,7 +232,7 @@ class Document:
     """A text split into the pieces to rewrite; for errors see `rewrite`.
 
     With `labels`, headings and other words that are no sentence are pieces, as in a translation.
-    Of each line, as many characters of its file as are `unread` are not in the text.
+    `lines` says what the file of the text knows of its lines.
     """
 
     def __init__(
@@ -239,17 +240,15 @@ class Document:
         decoder: TextDecoder,
         text: str,
         options: RewriteOptions,
-        breaks: Breaks = "wrapped",
+        lines: FileLines = PLAIN_LINES,
         *,
         labels: bool = False,
-        unread: Sequence[int] = (),
     ) -> None:
         if not isinstance(text, str):
             raise ValueError(f"text must be a string, got {type(text).__name__}")
         check_utf8("the text", text)
         check_rewriting(decoder, options)
-        self.text, self._decoder, self._breaks = text, decoder, breaks
-        self._unread = unread
+        self.text, self._decoder, self._lines, self._breaks = text, decoder, lines, lines.breaks
         self._labels = labels or bool(decoder.languages)
         self._translation: Translation | None = None
         if decoder.languages:
@@ -278,7 +277,7 @@ class Document:
     def _split(self) -> Iterator[_Part]:
         text = self.text
         for paragraph in paragraphs(
-            text, labels=self._labels, breaks=self._breaks, unread=self._unread
+            text, labels=self._labels, breaks=self._breaks, unread=self._lines.unread
         ):
             found = sentences(text, paragraph, self._language)
             # None stands between parts that are not to be joined.
@@ -477,7 +476,10 @@ class Document:
 
     def _judged(self, part: _Part, done: Generation) -> Piece:
         """Return a piece with its output in the layout of its source, if the output is good."""
-        source, laid_out = part.passage.flat(self.text), self._laid_out(part, done.text)
+        source = part.passage.flat(self.text)
+        within = self._lines.within(self.text, part.passage)
+        done = replace(done, text=as_within(source, done.text, *within))
+        laid_out = self._laid_out(part, done.text)
         reason = self._fault(source, done) or self._fault_of_layout(part, laid_out)
         if reason is None and done.text.split() != source.split():
             reason = self._doubt(part, done)

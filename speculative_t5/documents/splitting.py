@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -19,6 +19,7 @@ CODE_INDENT = 4  # columns before code
 MIN_TILDES = 4  # that underline a heading, at least
 LABEL_WORDS = 4  # words of a label, at most
 LABEL_WORDS_IN_CUES = 2  # where people speak, and full stops may be missing
+BLANKS_AROUND = 100  # characters in which the end of a line is looked for beside a passage
 CLAUSE_WORDS = 3  # words of a clause, at least
 MARKS_BEFORE = 1000  # characters before a passage in which the marks of its line are looked for
 
@@ -97,6 +98,28 @@ class Passage:
         ends = [*(before for before, _ in borders), self.end]
         words = [text[start:end] for start, end in zip(starts, ends, strict=True)]
         return words, [text[before:start] for before, start in borders]
+
+
+@dataclass(frozen=True)
+class FileLines:
+    """What a file says of the lines of its text."""
+
+    breaks: Breaks = "wrapped"  # which line breaks may be within a sentence
+    unread: Sequence[int] = ()  # how many characters of each line of the file are not in the text
+    # Numbers of lines that go on in the same paragraph on the next one, behind a break or a tab.
+    inner_breaks: Collection[int] = frozenset()
+
+    def within(self, text: str, passage: Passage) -> tuple[bool, bool]:
+        """Return whether a passage goes on from the line above, and on the line below."""
+        before = text[max(0, passage.start - BLANKS_AROUND) : passage.start].rstrip(" \t")
+        behind = text[passage.end : passage.end + BLANKS_AROUND].lstrip(" \t")
+        return (
+            passage.line - 1 in self.inner_breaks and before.endswith("\n"),
+            passage.line in self.inner_breaks and behind.startswith("\n"),
+        )
+
+
+PLAIN_LINES = FileLines()
 
 
 def passage_lines(text: str, passage: Passage) -> list[Passage]:
@@ -393,6 +416,11 @@ class _ParagraphReader:
 
 def _word_spans(text: str, start: int, end: int) -> list[Span]:
     return [word.span() for word in _UNSPACED.finditer(text, start, end)]
+
+
+def ends_as_sentence(text: str) -> bool:
+    """Whether a text ends with a full stop or the like."""
+    return _SENTENCE_END.search(text) is not None
 
 
 def _is_underline(line: str, above: str) -> bool:

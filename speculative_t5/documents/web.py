@@ -21,7 +21,7 @@ from .attributes import (
 )
 from .formats import PlainFile, say_estimated, say_refused
 from .marks import MarkedLine, Part, read_line
-from .splitting import Breaks
+from .splitting import Breaks, ends_as_sentence
 
 # What is not text (comments, programs, templates, elements that are not read), and tags. What may
 # have no end is bounded, or ends with the page.
@@ -149,6 +149,7 @@ class WebPage(PlainFile):
         self._parts: list[str] = []  # texts and tags in turn
         self._known: list[Part] = []  # of each
         self._stretches: list[list[int]] = []  # of texts that are read as one
+        self._behind_breaks = set[int]()  # places of those that begin behind a line break
         self._read_page()
         ends = accumulate((len(_NEW_LINE.findall(part)) for part in self._parts), initial=1)
         self._line_numbers = [*ends]  # the number of the line in which each part begins
@@ -183,6 +184,8 @@ class WebPage(PlainFile):
             elif name not in _INLINE:
                 around.clear()
                 stretch = self._begun()
+                if name == "br":
+                    self._behind_breaks.add(len(self._stretches) - 1)
         self._add_text(self._page[at:], elements, stretch)
 
     def _add_opaque(self, name: str, text: str, elements: _Elements) -> None:
@@ -247,14 +250,20 @@ class WebPage(PlainFile):
         self._known.append(known)
 
     def _found(self) -> Iterator[tuple[list[int], str]]:
-        """Yield the texts that are read as one line, and how that reads."""
-        for stretch in self._stretches:
+        """Yield the texts that are read as one line, and how that reads; note inner breaks."""
+        number, inner, above, above_text = 0, set[int](), -1, ""
+        for place, stretch in enumerate(self._stretches):
             if all(self._known[i].is_fixed or not self._parts[i].strip() for i in stretch):
                 continue
             read = self._reader_of(stretch)
             pairs = (pair for i in stretch for pair in read(self._parts[i]))
             if text := " ".join("".join(found for _, found in pairs).split()):
+                is_next = place in self._behind_breaks and above == place - 1
+                if is_next and not ends_as_sentence(above_text):
+                    inner.add(number)
+                number, above, above_text = number + 1, place, text
                 yield stretch, text
+        self.inner_breaks = inner
 
     def _line(self, stretch: list[int]) -> MarkedLine:
         """Return a line with its characters, which only one that changes has to have."""

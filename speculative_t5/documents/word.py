@@ -9,7 +9,7 @@ from typing import Any
 
 from .formats import PlainFile, say_estimated, say_refused
 from .marks import Character, MarkedLine, Part, is_other
-from .splitting import Breaks
+from .splitting import Breaks, ends_as_sentence
 from .word_changes import XML_SPACE, ChangeTracker
 from .word_package import notes, open_word, roots
 
@@ -92,15 +92,23 @@ class WordFile(PlainFile):
         """Yield the number of a paragraph, texts that are read as one in it, and their line."""
         from docx.oxml.ns import qn
 
-        number = 0
+        number = lines = 0
+        inner = set[int]()
         for root in self._roots:
             fields = _Fields()
             for paragraph in root.iter(qn("w:p")):
                 number += 1
+                goes_on = False  # from the line above
                 for texts in _texts_in(paragraph, fields):
+                    if all(each.is_fixed or not each.text.strip() for each in texts):
+                        goes_on = False
+                        continue
                     line = _line_of(texts)
-                    if not all(each.is_fixed or not each.text.strip() for each in texts):
-                        yield number, texts, line
+                    inner |= {lines} if goes_on else set()
+                    lines += 1
+                    goes_on = not ends_as_sentence(line.text.rstrip())
+                    yield number, texts, line
+        self.inner_breaks = inner
 
     def rewritten(self, text: str) -> bytes:
         from docx.opc.oxml import serialize_part_xml

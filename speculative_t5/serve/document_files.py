@@ -57,7 +57,7 @@ def rewrite_file(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) ->
         code, is_done = language.partition("-")[0], False
         options = RewriteOptions(language=code if code in SENTENCE_LANGUAGES else "en")
     text = "" if is_done else document.text
-    made = decoder.document(text, options, document.breaks, document.unread)
+    made = decoder.document(text, options, document.lines)
     result = made.result(made.rewrite())
     data = document.rewritten(document.text if is_done else result.text)
     path = PurePosixPath(fields["name"])

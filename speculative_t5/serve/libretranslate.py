@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..documents import Piece, RewriteOptions, WebPage, identifier
+from ..documents import PLAIN_LINES, Piece, RewriteOptions, WebPage, identifier
 from ..tokenizers import Languages, language_name, same_language
 from .fields import text_field
 from .requests import refuse
@@ -79,8 +79,8 @@ class Given:
         if same_language(target, source):
             return self._text, ()
         decoder.translate(target, source)
-        breaks = self._page.breaks if self._page else "wrapped"
-        document = decoder.document(self.words, RewriteOptions(), breaks)
+        lines = self._page.lines if self._page else PLAIN_LINES
+        document = decoder.document(self.words, RewriteOptions(), lines)
         result = document.result(document.rewrite())
         text = self._page.rewritten(result.text).decode() if self._page else result.text
         return text, result.pieces

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..decoding import Logprob
-from ..documents import Breaks, Document, RewriteOptions, identifier
+from ..documents import PLAIN_LINES, Document, FileLines, RewriteOptions, identifier
 from ..generation import BatchOptions, Generation, GenerationOptions
 from ..tokenizers import PromptEncoder, Source
 
@@ -70,11 +70,10 @@ class Remote:
         self,
         text: str,
         options: RewriteOptions,
-        breaks: Breaks = "wrapped",
-        unread: Sequence[int] = (),
+        lines: FileLines = PLAIN_LINES,
     ) -> Document:
         """Return a text whose sentences this decoder decodes; see `Document`."""
-        return Document(self, text, options, breaks, unread=unread)
+        return Document(self, text, options, lines)
 
     def check_batch(self, options: BatchOptions) -> None:
         """See `SpeculativeDecoder.check_batch`: the server has its own number of rows."""
