@@ -164,8 +164,9 @@ class _Writer:
 
     def _with_outer(self, texts: dict[int, str], start: int, end: int) -> dict[int, str]:
         """Add the empty parts outside of marks to those of a text that is replaced."""
-        if len(texts) == 1 and not self._parts[next(iter(texts))].depth:
-            return texts
+        worded = {each.part for each in self._all if each.text.isalnum()}
+        if len(texts) == 1 and (not self._parts[next(iter(texts))].depth or worded <= texts.keys()):
+            return texts  # there is no mark, or all words are in one
         left = self._all[self._read[start - 1]].part if start else 0
         right = self._all[self._read[end]].part if end < len(self._read) else len(self._parts) - 1
         least = min(self._parts[part].depth for part in range(left, right + 1))
