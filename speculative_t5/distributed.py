@@ -98,6 +98,16 @@ class ProcessGroup:
         self.compare(facts)
         self.started = True
 
+    def join(self) -> None:
+        """Refuse to go on if one of them runs another version or command line.
+
+        Standard output is then the first process's alone.
+        """
+        if not self.is_first:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        line = {"the command line": str(sys.argv[1:])}
+        self.compare({"the version of speculative_t5": __version__} | line)
+
     def fail(self, error: BaseException | None, text: str, say: Callable[[str], None]) -> None:
         """Report this process's error, with its text, unless another one does."""
         line = f"error: {text}"
@@ -113,14 +123,6 @@ class ProcessGroup:
             exchange_messages(self.group, {})
 
 
-_current: ProcessGroup | None = None
-
-
-def process_group() -> ProcessGroup | None:
-    """Return the processes that `join` has found; None if this one is alone."""
-    return _current
-
-
 def is_launched() -> bool:
     """Whether this process may be one of several; one with a shard of its own works by itself."""
     words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
@@ -130,12 +132,8 @@ def is_launched() -> bool:
     return not by_itself and not is_alone and any(name in os.environ for name in RANK_VARIABLES)
 
 
-def join() -> None:
-    """Find the other processes; refuse to go on if one runs another version or command line.
-
-    Standard output is then the first process's alone.
-    """
-    global _current
+def found_processes() -> ProcessGroup | None:
+    """Return this process and the others that a launcher has started; None if it is alone."""
     try:
         group = mx.distributed.init()
     except RuntimeError as error:
@@ -150,9 +148,5 @@ def join() -> None:
                     "this is one of several processes, and MLX finds no others: run them with "
                     "mlx.launch, or give each one a --shard of its own"
                 )
-        return
-    _current = ProcessGroup(group)
-    if not _current.is_first:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    line = {"the command line": str(sys.argv[1:])}
-    _current.compare({"the version of speculative_t5": __version__} | line)
+        return None
+    return ProcessGroup(group)

@@ -9,6 +9,7 @@ from typing import Any
 
 from speculative_t5 import distributed
 from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.cli import terminal
 from speculative_t5.cli.job import NOT_DECODED
 from speculative_t5.distributed import ProcessGroup, ProcessMessage
 
@@ -240,7 +241,7 @@ def test_a_process_of_another_version_is_named(
     monkeypatch.setenv("MLX_RANK", "0")
     monkeypatch.setattr(mx.distributed, "init", Pair)
     monkeypatch.setattr(distributed, "exchange_messages", exchange)
-    monkeypatch.setattr(distributed, "_current", None)
+    monkeypatch.setattr(terminal, "_processes", None)
     done = call(*PAIR, "--prompt", "old man")
     done.check_error("differ in the version of speculative_t5: 0.1, not")
 
@@ -254,7 +255,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.extend(message.values())
         return [message]
 
-    monkeypatch.setattr(distributed, "_current", ProcessGroup(Pair()))  # type: ignore[arg-type]
+    monkeypatch.setattr(terminal, "_processes", ProcessGroup(Pair()))  # type: ignore[arg-type]
     monkeypatch.setattr(distributed, "exchange_messages", exchange)
     return found
 

@@ -21,7 +21,7 @@ import typer
 from tqdm import tqdm
 
 from .. import tokenizers
-from ..distributed import ProcessGroup, process_group
+from ..distributed import ProcessGroup
 from ..errors import count
 from ..files import is_special, open_input
 from ..generation import BatchOptions, Generation, outcome_of, process_facts
@@ -153,7 +153,7 @@ def batch(
     job_files = JobFiles.of(source, files)
     with open_input(source) as stream:
         job_files.stream = stream
-        processes = process_group()
+        processes = terminal.process_group()
         if (processes is None or processes.is_first) and job_files.is_done(processes):
             return
         if files.join:

@@ -12,7 +12,6 @@ from typing import Annotated, Any, cast
 import typer
 
 from .._version import __version__
-from ..distributed import process_group
 from ..errors import check_utf8, decoded
 from ..generation import STATS_IN_JSON, BatchOptions, Generation, GenerationOptions, as_record
 from ..kernels import native_parts
@@ -75,7 +74,7 @@ def generate(
     if ctx.invoked_subcommand:
         _refuse_options_before(ctx, ctx.invoked_subcommand)
         return
-    processes = process_group()
+    processes = terminal.process_group()
     prompt, is_example = _find_prompt(prompt, options)
     options, keywords = choose(ctx, options, keywords)  # checked before the models are loaded
     wanted = GenerationOptions(**keywords)
@@ -145,7 +144,7 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
 
 def _read_prompt(*, asked: bool) -> str | None:
     """Read the prompt from standard input if that is a pipe or a file, or was asked for."""
-    if process_group():  # a launcher gives each process a pipe, and may never end it
+    if terminal.process_group():  # a launcher gives each process a pipe, and may never end it
         if asked:
             raise ValueError(
                 "one prompt on standard input cannot be read by several processes: give it with "

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from ..distributed import process_group
 from . import terminal
 
 # The commands in the order of --help, each a function in a module of its name. Modules are imported
@@ -45,7 +44,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and (name := args[0]) in COMMANDS:
-            processes = process_group()
+            processes = terminal.process_group()
             if processes and name != "batch":
                 raise ValueError(
                     f"{name} runs in one process, and {processes.group.size()} were started: run "

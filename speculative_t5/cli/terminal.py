@@ -21,7 +21,7 @@ import typer
 from .. import device, libraries
 from ..checkpoints import Download, announce_downloads
 from ..decoding import FinishReason, Origin, Stats
-from ..distributed import is_launched, join, process_group
+from ..distributed import ProcessGroup, found_processes, is_launched
 from ..errors import escaped, shown
 from ..generation import ORIGIN_MEANINGS, Chunk, cache_folder
 from ..kernels import native_parts
@@ -95,12 +95,16 @@ def new_app(*, completion: bool = False) -> typer.Typer:
     )
 
 
+_processes: ProcessGroup | None = None  # that run the command, if a launcher started several
+
+
 def run(app: Callable[..., Any], name: str) -> NoReturn:
     """Run an application and exit; an error becomes one line on standard error.
 
     The exit code is 0, 2 for bad input, 1 for a failure while running, 3 if some of many prompts
     had errors, or 130 for Ctrl-C.
     """
+    global _processes
     _open_closed_streams()
     warnings.showwarning = lambda message, *_: note(f"warning: {one_line(str(message))}")
     if not is_terminal(sys.stderr):  # read when the Hub's client is imported
@@ -109,7 +113,9 @@ def run(app: Callable[..., Any], name: str) -> NoReturn:
     try:
         if is_launched():
             handle_signals(signal.SIG_DFL, signal.SIG_DFL)
-            join()
+            _processes = found_processes()
+            if _processes:
+                _processes.join()
         if process_group() is None:
             handle_signals()
         code = app(prog_name=name, standalone_mode=False) or 0
@@ -167,6 +173,11 @@ def signals_held() -> Iterator[None]:
             signal.signal(ending, handler)
         if len(waiting) == 1:
             signal.raise_signal(waiting[0])
+
+
+def process_group() -> ProcessGroup | None:
+    """Return the processes that run this command; None if this one is alone."""
+    return _processes
 
 
 def note(line: str) -> None:
