@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import unicodedata
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from caution import Caution
 from conftest import REPOSITORY
 from corruption import PREFIX, training_examples
 from evaluate_correct import corrections, corrections_line
-from judge_correct import Judged, listing, summary
+from judge_correct import LEARNERS, Judged, listing, read_pairs, summary
 from learner_errors import Learner, nouns, phrases, spelling, verbs
 from learner_errors.surroundings import TEMPLATES, fill, rename, surround
 from learner_errors.tables import Lexicon, Row, Table
@@ -249,6 +250,18 @@ def test_texts_are_counted_by_what_became_of_them() -> None:
         "   good  It is 9:30.",
         "0 > 1  It is 9.",
     ]
+
+
+def test_texts_to_judge_by_are_two_fields_and_no_text_comes_twice() -> None:
+    pairs = [pair for path in LEARNERS for pair in read_pairs(path)]
+    assert len(pairs) == 300
+    assert sum(text == correction for text, correction in pairs) == 50 + 60
+    for field in {field for pair in pairs for field in pair}:
+        assert field.isprintable() and field == field.strip() and "  " not in field
+        assert unicodedata.normalize("NFC", field) == field
+    once = [field for pair in pairs for field in dict.fromkeys(pair)]
+    assert len({re.sub(r"\W+", "", text.casefold()) for text, _ in pairs}) == len(pairs)
+    assert len(set(once)) == len(once)
 
 
 def test_corrections_are_told_by_their_place_and_words() -> None:

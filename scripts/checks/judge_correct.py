@@ -2,11 +2,12 @@
 
     python scripts/checks/judge_correct.py --model correct-base
 
-A line of tests/learners.tsv has a text, a tab, and a good correction of it. Where the two are
-equal, the text was right and must come back unchanged. Greedy, in float32, without a draft; with
---document as `document` does it: sentence by sentence, and a sentence stays as it is if the model
-is not sure of its output. Prints the counts, then each output that is not the correction, for a
-reader to judge: there is often another good one.
+A line of tests/learners.tsv and tests/learners-2.tsv has a text, a tab, and a good correction of
+it. Where the two are equal, the text was right and must come back unchanged. Both files are judged
+together, or those of --data. Greedy, in float32, without a draft; with --document as `document`
+does it: sentence by sentence, and a sentence stays as it is if the model is not sure of its output.
+Prints the counts, then each output that is not the correction, for a reader to judge: there is
+often another good one.
 """
 
 import sys
@@ -24,7 +25,8 @@ sys.path.append(str(Path(__file__).parents[2] / "weights" / "training"))
 
 from corruption import word_errors
 
-LEARNERS = Path(__file__).parents[2] / "tests" / "learners.tsv"
+TESTS = Path(__file__).parents[2] / "tests"
+LEARNERS = (TESTS / "learners.tsv", TESTS / "learners-2.tsv")
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,13 @@ class Judged:
 
 def main(
     model: Annotated[str, typer.Option(help="Model to judge.")] = "correct-base",
-    data: Annotated[Path, typer.Option(help="Texts and corrections.")] = LEARNERS,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Texts and corrections; repeatable.")
+    ] = None,
     document: Annotated[bool, typer.Option(help="Rewrite as `document` does.")] = False,
     outputs: Annotated[bool, typer.Option(help="Show the outputs, too.")] = True,
 ) -> None:
-    pairs = read_pairs(data)
+    pairs = [pair for path in data or LEARNERS for pair in read_pairs(path)]
     decoder = SpeculativeDecoder.from_pretrained(model, None, dtype=mx.float32)
     texts = [text for text, _ in pairs]
     if document:
