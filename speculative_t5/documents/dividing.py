@@ -26,6 +26,7 @@ _WORD = re.compile(
     | [^\w\s{{}}$%]++ | [{{}}$%]""",
     re.VERBOSE,
 )
+_DIGITS = re.compile(r"\d+")
 _WEB_ADDRESS = re.compile(r"(?:https?://|www\.)\S*\w")
 DIVIDING_STEPS = 1_000_000  # parts times words; a line of more is divided in proportion
 NEAR_PLACES = 24  # places on both sides of where a border is in proportion that are tried
@@ -58,6 +59,11 @@ class _Shared:
     length: int
     cost: float  # of parting it from its side
 
+    @property
+    def end(self) -> int:
+        """Where it ends in the translation."""
+        return self.new + self.length
+
 
 def cuts_of(parts: Sequence[TextPart], line: str) -> list[int] | None:
     """Return where a translation is cut, once between each two parts.
@@ -68,9 +74,11 @@ def cuts_of(parts: Sequence[TextPart], line: str) -> list[int] | None:
     places = sorted({0, len(line)} | {word.start() for word in _WORD.finditer(line)})
     if len(parts) * (len(places) + len(whole) // 4) > DIVIDING_STEPS:
         return None
-    shared = _shared_words(whole, line)
+    numbers = _shared_numbers(parts, line)
+    shared = [*_shared_words(whole, line), *numbers]
     borders = [*accumulate(len(part.text) for part in parts)][:-1]
     places = _with_inner(places, parts, borders, shared, line)
+    places = sorted({*places, *(at for each in numbers for at in (each.new, each.end))})
     ratio = len(line) / max(len(whole), 1)
     names = sorted((each.old, each.new) for each in shared if each.cost == NAME_COST)
     best: dict[int, float] = {0: 0.0}  # by places of the last border
@@ -117,6 +125,28 @@ def _shared_words(whole: str, line: str) -> list[_Shared]:
         if start in starts[1]:
             found.append(_Shared(old, starts[1][start], 0, WORD_COST))
     return found
+
+
+def _shared_numbers(parts: Sequence[TextPart], line: str) -> list[_Shared]:
+    """Return numbers that are marks of notes and the like, and may have no space before them."""
+    whole = "".join(part.text for part in parts)
+    ends = accumulate(len(part.text) for part in parts)
+    marked = {
+        end - len(part.text.lstrip())
+        for part, end in zip(parts, ends, strict=True)
+        if part.is_marked and part.text.strip().isdigit()
+    }
+    places: list[dict[str, list[int]]] = [{}, {}]
+    for found, text in zip(places, (whole, line), strict=True):
+        for number in _DIGITS.finditer(text):
+            found.setdefault(number[0], []).append(number.start())
+    return [
+        _Shared(old, new, len(number), NAME_COST)
+        for number, olds in places[0].items()
+        if len(olds) == len(places[1].get(number, []))
+        for old, new in zip(olds, places[1][number], strict=True)
+        if old in marked
+    ]
 
 
 def _words_by_form(text: str) -> dict[str, list[int]]:
