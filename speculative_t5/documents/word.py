@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .formats import PlainFile, say_estimated, say_refused
@@ -190,11 +190,16 @@ def _ends_sentence(texts: Sequence[_Text]) -> bool:
 
 def _line_of(texts: Sequence[_Text]) -> MarkedLine:
     """Return the line that texts make, each a part of it."""
-    characters = [
-        Character(" " if char in "\r\n" else char, part, char)
-        for part, each in enumerate(texts)
-        for char in each.text
-    ]
+    characters: list[Character] = []
+    for part, each in enumerate(texts):
+        spaces = each.text[: len(each.text) - len(each.text.lstrip(" "))]
+        last = characters[-1] if spaces and characters else None
+        if last and last.text == " ":  # before a picture or the like, and again behind it
+            characters[-1] = replace(last, others=(*last.others, (part, spaces)))
+            rest = each.text[len(spaces) :]
+        else:
+            rest = each.text
+        characters += [Character(" " if char in "\r\n" else char, part, char) for char in rest]
     depths = [_depth_of(each.element.getparent()) for each in texts]
     parts = [Part(depth, each.is_fixed) for depth, each in zip(depths, texts, strict=True)]
     return MarkedLine(characters, parts)
