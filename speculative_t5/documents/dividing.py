@@ -178,12 +178,24 @@ def _with_inner(
 ) -> list[int]:
     """Add places within words: of borders within shared ones, and around what has to stay."""
     more = {each.new + at - each.old for each in shared for at in borders if _is_in(each, at)}
-    for text in {part.text.strip() for part in parts if part.is_fixed} - {""}:
+    whole = "".join(part.text for part in parts)
+    begins = (end - len(part.text) for part, end in zip(parts, [*borders, len(whole)], strict=True))
+    fixed: dict[str, bool] = {}  # whether it is a part of a word, as in `code`s
+    for part, at in zip(parts, begins, strict=True):
+        if part.is_fixed and (text := part.text.strip()):
+            is_within = _is_in_word(whole, at) or _is_in_word(whole, at + len(part.text))
+            fixed[text] = fixed.get(text, False) or is_within
+    for text, is_within in fixed.items():
         at = line.find(text)
         while at >= 0:
-            more |= {at, at + len(text)}
+            if is_within or not (_is_in_word(line, at) or _is_in_word(line, at + len(text))):
+                more |= {at, at + len(text)}
             at = line.find(text, at + len(text))
     return sorted({*places, *more})
+
+
+def _is_in_word(line: str, at: int) -> bool:
+    return line[max(0, at - 1) : at].isalnum() and line[at : at + 1].isalnum()
 
 
 def _is_in(word: _Shared, at: int) -> bool:
