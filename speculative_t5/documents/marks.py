@@ -11,7 +11,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -246,6 +246,25 @@ class _Writer:
         self._made[each.part].append(each.raw)
         for part, raw in each.others:
             self._made[part].append(raw)
+
+
+def line_of_parts(texts: Sequence[Iterable[tuple[str, str]]], parts: Sequence[Part]) -> MarkedLine:
+    """Return the line of some texts, of which each has how a character is written, and is read.
+
+    Blanks before a picture or the like, and again behind it, are read as those before it, unless
+    they have to stay.
+    """
+    characters: list[Character] = []
+    for part, text in enumerate(texts):
+        pairs, count = [*text], 0
+        last = characters[-1] if characters else None
+        if last and last.text == " " and not (parts[part].is_fixed or parts[last.part].is_fixed):
+            count = next((i for i, (_, read) in enumerate(pairs) if read != " "), len(pairs))
+            spaces = "".join(raw for raw, _ in pairs[:count])
+            others = (*last.others, (part, spaces)) if spaces else last.others
+            characters[-1] = replace(last, others=others)
+        characters += [Character(read, part, raw) for raw, read in pairs[count:]]
+    return MarkedLine(characters, parts)
 
 
 def read_line(

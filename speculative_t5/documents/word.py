@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from .formats import PlainFile, say_estimated, say_refused
-from .marks import Character, MarkedLine, Part, is_other
+from .marks import MarkedLine, Part, is_other, line_of_parts
 from .splitting import Breaks, ends_as_sentence
 from .word_changes import XML_SPACE, ChangeTracker
 from .word_package import notes, open_word, roots
@@ -190,19 +190,10 @@ def _ends_sentence(texts: Sequence[_Text]) -> bool:
 
 def _line_of(texts: Sequence[_Text]) -> MarkedLine:
     """Return the line that texts make, each a part of it."""
-    characters: list[Character] = []
-    for part, each in enumerate(texts):
-        spaces = each.text[: len(each.text) - len(each.text.lstrip(" "))]
-        last = characters[-1] if spaces and characters else None
-        if last and last.text == " ":  # before a picture or the like, and again behind it
-            characters[-1] = replace(last, others=(*last.others, (part, spaces)))
-            rest = each.text[len(spaces) :]
-        else:
-            rest = each.text
-        characters += [Character(" " if char in "\r\n" else char, part, char) for char in rest]
     depths = [_depth_of(each.element.getparent()) for each in texts]
     parts = [Part(depth, each.is_fixed) for depth, each in zip(depths, texts, strict=True)]
-    return MarkedLine(characters, parts)
+    read = [[(char, " " if char in "\r\n" else char) for char in each.text] for each in texts]
+    return line_of_parts(read, parts)
 
 
 def _depth_of(run: Any) -> int:
