@@ -43,7 +43,7 @@ def model_of(variation: str, *, translates: bool) -> Any:
 
 def rewritten(data: bytes, name: str, decoder: Any) -> bytes:
     form = read_file(data, name)
-    document = Document(decoder, form.text, RewriteOptions(guard=False), form.breaks)
+    document = Document(decoder, form.text, RewriteOptions(guard=False), form.lines)
     return form.rewritten(document.result(document.rewrite()).text)
 
 
@@ -53,11 +53,20 @@ def variations(kind: str) -> Iterator[Any]:
             yield pytest.param(table, variation, id=f"{table}: {name}")
 
 
+def check_variation(table: str, variation: str, name: str) -> None:
+    decoder = model_of(variation, translates=table == "translated")
+    found = rewritten(EDIT.sub(r"\1", variation).encode(), name, decoder)
+    assert found.decode() == EDIT.sub(r"\2", variation)
+
+
 @pytest.mark.parametrize(("table", "variation"), [*variations("html")])
 def test_pages(table: str, variation: str) -> None:
-    decoder = model_of(variation, translates=table == "translated")
-    found = rewritten(EDIT.sub(r"\1", variation).encode(), "a.html", decoder)
-    assert found.decode() == EDIT.sub(r"\2", variation)
+    check_variation(table, variation, "a.html")
+
+
+@pytest.mark.parametrize(("table", "variation"), [*variations("markdown")])
+def test_markdown(table: str, variation: str) -> None:
+    check_variation(table, variation, "a.md")
 
 
 @pytest.mark.parametrize(("table", "variation"), [*variations("subtitles")])
@@ -66,13 +75,31 @@ def test_subtitles(table: str, variation: str) -> None:
     sign, name = (".", "a.vtt") if is_webvtt else (",", "a.srt")
     time = rf"00:00:0\1{sign}000 --> 00:00:0\1{sign}900"
     shown = re.sub(r"@(\d)", time, variation)
-    before, after = (EDIT.sub(side, shown) for side in (r"\1", r"\2"))
     if table == "refused":
         with pytest.raises(ValueError, match="no cues found in a.*: write each as its time"):
-            read_file(before.encode(), name)
-        return
-    decoder = model_of(variation, translates=table == "translated")
-    assert rewritten(before.encode(), name, decoder).decode() == after
+            read_file(shown.encode(), name)
+    else:
+        check_variation(table, shown, name)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "so then we ⟨iz→are⟩ at home",
+        "<i>so</i> then we\n⟨iz→are⟩ at <b>home</b>",
+        "♪ so then we ⟨iz→are⟩ at home ♪",
+        "so, then we ⟨iz→are⟩ 5 or 6,",
+        "So then We ⟨iz→are⟩ at Home",
+    ],
+)
+def test_captions_without_full_stops_are_read_cue_by_cue(shown: str) -> None:
+    cues = [f"{n}\n00:00:{n:02},000 --> 00:00:{n:02},900\n{shown}\n" for n in range(57)]
+    variation = "\n".join(cues)
+    decoder = model_of(variation, translates=False)
+    decoder.limit = 60
+    made = rewritten(EDIT.sub(r"\1", variation).encode(), "a.srt", decoder)
+    assert made.decode() == EDIT.sub(r"\2", variation)
+    assert max(len(text.split()) for text in decoder.read) <= 60
 
 
 RUN = '<w:r><w:{0} w:id="2"/></w:r>'
