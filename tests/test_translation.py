@@ -98,6 +98,15 @@ def test_a_number_stands_for_itself_alone() -> None:
         assert "lacks the number" in str(GERMAN.fault(source, output))
 
 
+def test_the_mark_of_a_note_behind_a_word_is_no_part_of_a_name() -> None:
+    assert GERMAN.fault("Der Hund1 schläft heute.", "The dog1 sleeps today.") is None
+    assert GERMAN.fault("Der Hund1 schläft heute.", "The dog 1 sleeps today.") is None
+    for output in ("The dog sleeps today.", "The dog12 sleeps today."):
+        assert "lacks the name 'Hund1'" in str(GERMAN.fault("Der Hund1 schläft heute.", output))
+    said = GERMAN.fault("Der iPhone5 ist heute neu.", "The phone5 is new today.")
+    assert "lacks the name 'iPhone5'" in str(said)
+
+
 def test_a_language_that_cannot_be_told_is_compared_word_by_word() -> None:
     said = Translation("xx", "yy")
     assert said.fault("abc def ghi jkl", "abc def ghi jkl") == "its output is not translated"

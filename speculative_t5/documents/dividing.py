@@ -26,6 +26,7 @@ _WORD = re.compile(
     | [^\w\s{{}}$%]++ | [{{}}$%]""",
     re.VERBOSE,
 )
+_DIGITS = re.compile(r"\d+")
 _WEB_ADDRESS = re.compile(r"(?:https?://|www\.)\S*\w")
 DIVIDING_STEPS = 1_000_000  # parts times words; a line of more is divided in proportion
 NEAR_PLACES = 24  # places on both sides of where a border is in proportion that are tried
@@ -58,6 +59,11 @@ class _Shared:
     length: int
     cost: float  # of parting it from its side
 
+    @property
+    def end(self) -> int:
+        """Where it ends in the translation."""
+        return self.new + self.length
+
 
 def cuts_of(parts: Sequence[TextPart], line: str) -> list[int] | None:
     """Return where a translation is cut, once between each two parts.
@@ -68,9 +74,11 @@ def cuts_of(parts: Sequence[TextPart], line: str) -> list[int] | None:
     places = sorted({0, len(line)} | {word.start() for word in _WORD.finditer(line)})
     if len(parts) * (len(places) + len(whole) // 4) > DIVIDING_STEPS:
         return None
-    shared = _shared_words(whole, line)
+    numbers = _shared_numbers(parts, line)
+    shared = [*_shared_words(whole, line), *numbers]
     borders = [*accumulate(len(part.text) for part in parts)][:-1]
     places = _with_inner(places, parts, borders, shared, line)
+    places = sorted({*places, *(at for each in numbers for at in (each.new, each.end))})
     ratio = len(line) / max(len(whole), 1)
     names = sorted((each.old, each.new) for each in shared if each.cost == NAME_COST)
     best: dict[int, float] = {0: 0.0}  # by places of the last border
@@ -119,6 +127,28 @@ def _shared_words(whole: str, line: str) -> list[_Shared]:
     return found
 
 
+def _shared_numbers(parts: Sequence[TextPart], line: str) -> list[_Shared]:
+    """Return numbers that are marks of notes and the like, and may have no space before them."""
+    whole = "".join(part.text for part in parts)
+    ends = accumulate(len(part.text) for part in parts)
+    marked = {
+        end - len(part.text.lstrip())
+        for part, end in zip(parts, ends, strict=True)
+        if part.is_marked and part.text.strip().isdigit()
+    }
+    places: list[dict[str, list[int]]] = [{}, {}]
+    for found, text in zip(places, (whole, line), strict=True):
+        for number in _DIGITS.finditer(text):
+            found.setdefault(number[0], []).append(number.start())
+    return [
+        _Shared(old, new, len(number), NAME_COST)
+        for number, olds in places[0].items()
+        if len(olds) == len(places[1].get(number, []))
+        for old, new in zip(olds, places[1][number], strict=True)
+        if old in marked
+    ]
+
+
 def _words_by_form(text: str) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     at = 0
@@ -148,12 +178,24 @@ def _with_inner(
 ) -> list[int]:
     """Add places within words: of borders within shared ones, and around what has to stay."""
     more = {each.new + at - each.old for each in shared for at in borders if _is_in(each, at)}
-    for text in {part.text.strip() for part in parts if part.is_fixed} - {""}:
+    whole = "".join(part.text for part in parts)
+    begins = (end - len(part.text) for part, end in zip(parts, [*borders, len(whole)], strict=True))
+    fixed: dict[str, bool] = {}  # whether it is a part of a word, as in `code`s
+    for part, at in zip(parts, begins, strict=True):
+        if part.is_fixed and (text := part.text.strip()):
+            is_within = _is_in_word(whole, at) or _is_in_word(whole, at + len(part.text))
+            fixed[text] = fixed.get(text, False) or is_within
+    for text, is_within in fixed.items():
         at = line.find(text)
         while at >= 0:
-            more |= {at, at + len(text)}
+            if is_within or not (_is_in_word(line, at) or _is_in_word(line, at + len(text))):
+                more |= {at, at + len(text)}
             at = line.find(text, at + len(text))
     return sorted({*places, *more})
+
+
+def _is_in_word(line: str, at: int) -> bool:
+    return line[max(0, at - 1) : at].isalnum() and line[at : at + 1].isalnum()
 
 
 def _is_in(word: _Shared, at: int) -> bool:

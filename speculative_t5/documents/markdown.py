@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .formats import PlainFile, say_estimated, say_refused
-from .marks import Character, MarkedLine, Part
+from .marks import Part, line_of_parts
 from .splitting import paragraphs
 
 _INLINE_MARK = re.compile(
@@ -97,8 +97,14 @@ class _MarkedWords:
 
     @property
     def text(self) -> str:
-        """How it is read."""
-        return "".join(each.text for each in self.stretches)
+        """How it is read, with the blanks on both sides of a picture as one."""
+        found, last = list[str](), ""
+        for each in self.stretches:
+            text = "" if each.mark == "fixed" else each.text
+            text = text.lstrip(" ") if last.endswith(" ") else text
+            found.append(each.text if each.mark == "fixed" else text)
+            last = "" if each.mark == "fixed" else text or last
+        return "".join(found)
 
 
 class _MarkFinder:
@@ -247,13 +253,8 @@ class MarkdownFile(PlainFile):
         """Return a line with other words."""
         stretches = line.stretches
         read = [i for i, each in enumerate(stretches) if each.is_read]
-        characters = [
-            Character(text, part, raw)
-            for part, i in enumerate(read)
-            for raw, text in stretches[i].characters
-        ]
         parts = [Part(stretches[i].depth, stretches[i].mark == "fixed") for i in read]
-        changed = MarkedLine(characters, parts).changed(words)
+        changed = line_of_parts([stretches[i].characters for i in read], parts).changed(words)
         if changed.is_estimate:
             self._estimated.append(number)
         if changed.has_refused:
@@ -339,7 +340,7 @@ def _opens(source: str, first: int, last: int) -> int:
     """Return 1 if words behind a mark have one more, -1 if one less, else 0."""
     kind = source[first]
     if kind == "[":
-        return 1
+        return int(last - first == 1)  # of a link, and not the mark of a note
     if kind == "]":
         return -1
     if kind not in "*_~`":

@@ -11,15 +11,17 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from .alignment import opcodes
 from .comparison import EMOJI_JOINER, words_and_signs
 from .dividing import TextPart, divided_by_words
-from .layout import bare, places
+from .layout import bare, places, similarity
 
+LIKE_START = 3  # letters that two forms of a word begin with
+LIKE_BEFORE = 0.75  # the least similarity of a text that is corrected, and not translated
 Text = TypeVar("Text")  # a part as a reader of a format has it
 
 
@@ -73,7 +75,7 @@ class MarkedLine:
         Where one would change some of several characters that are one in the file, it goes with
         all of those, and with the edits that change others of them.
         """
-        found = [*least_edits(self.text, text)]
+        found = [*map(self._within_a_part, least_edits(self.text, text))]
         if is_whole:
             has_marks = len({self._all[i].part for i in self._read}) > 1
             found = [(_trimmed_words if has_marks else trimmed)(self.text, text)]
@@ -91,6 +93,18 @@ class MarkedLine:
                 yield from [begun] if begun else []
             begun = first, last, before + new + self.text[end:last]
         yield from [begun] if begun else []
+
+    def _within_a_part(self, edit: tuple[int, int, str]) -> tuple[int, int, str]:
+        """Return an edit that leaves out a word and the blank on the side where its own part is."""
+        start, end, new = edit
+        if new or end == len(self._read):
+            return edit
+        blanks = [self._all[self._read[at]] for at in (start, end)]
+        if any(each.raw != " " or each.others for each in blanks):  # no break goes with it
+            return edit
+        parts = [self._all[i].part for i in self._read[start : end + 1]]
+        is_better = len({*parts[1:]}) == 1 < len({*parts[:-1]})
+        return (start + 1, end + 1, new) if is_better else edit
 
     def _is_within(self, place: int) -> bool:
         """Whether a place is between characters that are one in the file."""
@@ -188,7 +202,7 @@ class _Writer:
             for part, text in texts.items()
         ]
         if self._is_whole and len(texts) > 1 and (found := divided_by_words(known, new)):
-            return _with_spaces([*texts.values()], found), True
+            return _with_spaces([*texts.values()], found, [each.is_marked for each in known]), True
         return divided([*texts.values()], new)
 
     def _write_pieces(self, pieces: dict[int, str], replaced: Sequence[Character]) -> None:
@@ -196,10 +210,19 @@ class _Writer:
         # That the words of further parts began with, unless a word goes on there now.
         is_apart = False
         spaces = {part: raw for each in replaced for part, raw in each.others}
+        read = [each for each in replaced if each.text]
+        last = {each.part: each for each, behind in pairwise(read) if each.part != behind.part}
         for part, piece in pieces.items():
             if piece and is_apart and not piece[0].isspace():
-                self._made[part].append(spaces.get(part, ""))
-            self._made[part].append(self._spell(piece))
+                self._made[part].append(spaces.pop(part, ""))
+            blank = last.get(part)
+            if blank and blank.text == " " and piece.endswith(" "):  # as the file has it
+                self._made[part].append(self._spell(piece[:-1]))
+                self._write(blank)
+                for other, _ in blank.others:
+                    spaces.pop(other, None)
+            else:
+                self._made[part].append(self._spell(piece))
             is_apart = piece[-1:].isspace() if piece else is_apart
 
     def _insert(self, place: int, new: str) -> None:
@@ -223,6 +246,25 @@ class _Writer:
         self._made[each.part].append(each.raw)
         for part, raw in each.others:
             self._made[part].append(raw)
+
+
+def line_of_parts(texts: Sequence[Iterable[tuple[str, str]]], parts: Sequence[Part]) -> MarkedLine:
+    """Return the line of some texts, of which each has how a character is written, and is read.
+
+    Blanks before a picture or the like, and again behind it, are read as those before it, unless
+    they have to stay.
+    """
+    characters: list[Character] = []
+    for part, text in enumerate(texts):
+        pairs, count = [*text], 0
+        last = characters[-1] if characters else None
+        if last and last.text == " " and not (parts[part].is_fixed or parts[last.part].is_fixed):
+            count = next((i for i, (_, read) in enumerate(pairs) if read != " "), len(pairs))
+            spaces = "".join(raw for raw, _ in pairs[:count])
+            others = (*last.others, (part, spaces)) if spaces else last.others
+            characters[-1] = replace(last, others=others)
+        characters += [Character(read, part, raw) for raw, read in pairs[count:]]
+    return MarkedLine(characters, parts)
 
 
 def read_line(
@@ -280,9 +322,11 @@ def least_edits(before: str, after: str) -> Iterator[tuple[int, int, str]]:
                 continue  # the space before it is the one that stays
         end = old[i2 - 1][1] if i1 < i2 else at
         new_end = new[j2 - 1][1] if j1 < j2 else new_at
-        if i2 - i1 > 1 and j1 < j2:  # no letter of a word of several stays for one of another
-            yield from _edit(at, before[at : old[i1][0]], after[new_at : new[j1][0]])
-            yield old[i1][0], end, after[new[j1][0] : new_end]
+        if i1 < i2 and j1 < j2:
+            start, new_start = old[i1][0], new[j1][0]
+            yield from _edit(at, before[at:start], after[new_at:new_start])
+            words = before[start:end], after[new_start:new_end]
+            yield from _replaced(start, *words, texts[1][j1], has_several=i2 - i1 > 1)
             at, new_at = end, new_end
             continue
         if i1 == i2 and new[j1][0] == new_at and j2 < len(new):
@@ -290,6 +334,19 @@ def least_edits(before: str, after: str) -> Iterator[tuple[int, int, str]]:
         yield from _edit(at, before[at:end], after[new_at:new_end])
         at, new_at = end, new_end
     yield from _edit(at, before[at:], after[new_at:])
+
+
+def _replaced(
+    at: int, before: str, after: str, first: str, *, has_several: bool
+) -> Iterator[tuple[int, int, str]]:
+    """Yield the changes of a word to several, or of several to others; `first` begins those."""
+    if has_several:  # no letter of a word of several stays for one of another
+        yield at, at + len(before), after
+    elif first[:LIKE_START] == before[:LIKE_START]:  # the others are put in behind it
+        yield from _edit(at, before, first)
+        yield at + len(before), at + len(before), after[len(first) :]
+    else:
+        yield from _edit(at, before, after)
 
 
 def _placed_words(text: str) -> list[tuple[int, int]]:
@@ -344,9 +401,9 @@ def _has_letter(at: int, *texts: str) -> bool:
 
 
 def is_other(before: str, after: str) -> bool:
-    """Whether most words of a text are not those of the text before."""
+    """Whether most words of a text are not those of the text before, nor written much like them."""
     old, new = ({*map(bare, text.split())} for text in (before, after))
-    return 2 * len(old & new) < len(new)
+    return 2 * len(old & new) < len(new) and similarity(before, after) < LIKE_BEFORE
 
 
 def _joins(*texts: str) -> bool:
@@ -378,12 +435,15 @@ def divided(texts: Sequence[str], line: str) -> tuple[list[str], bool]:
     return _with_spaces(texts, ["".join(each) for each in parts]), is_other(whole, line)
 
 
-def _with_spaces(texts: Sequence[str], parts: list[str]) -> list[str]:
-    """Move spaces at borders to the sides where they were."""
+def _with_spaces(
+    texts: Sequence[str], parts: list[str], are_marked: Sequence[bool] = ()
+) -> list[str]:
+    """Move spaces at borders to the sides where they were, and out of marks at new borders."""
     found = [*parts]
     for i in range(len(found) - 1):
         space = found[i][len(found[i].rstrip()) :]
-        is_outside = texts[i + 1][:1].isspace() or (texts[i] and not texts[i + 1])
+        leaves_mark = any(are_marked[i : i + 1]) and not are_marked[i + 1]
+        is_outside = texts[i + 1][:1].isspace() or (texts[i] and not texts[i + 1]) or leaves_mark
         if space and not texts[i][-1:].isspace() and is_outside:
             found[i] = found[i][: -len(space)]
             found[i + 1] = space + found[i + 1]

@@ -55,6 +55,8 @@ _KIND = re.compile(
     """,
     re.VERBOSE,
 )
+_FORMULA = re.compile(r"\$\$|\\\[|\\begin\{(?P<name>[a-zA-Z]{1,40}\*?)\}")
+_FRONT_MATTER = ("---", "+++")  # that it stands between
 _SENTENCE_END = re.compile(r"[.!?…。！？؟।։][\"'”’»)\]*_]*$")
 _CELL = re.compile(r"[^\s|](?:[^|\t]*?[^\s|])?(?=\s*(?:\||\t| {4}|$))")
 _LINK = re.compile(r"\[(?!\^)[^\]]+\]:[ \t]")  # where its target stands
@@ -262,6 +264,22 @@ class _Fences:
         return left
 
 
+def _formulas(lines: Sequence[_Line]) -> dict[int, int]:
+    """Return where formulas of several lines begin, and the place behind each."""
+    found: dict[int, int] = {}
+    begun, closing = 0, ""
+    for place, line in enumerate(lines):
+        if closing and closing in line.words:
+            found[begun], closing = place + 1, ""
+        elif _BLANK.match(line.words):
+            closing = ""
+        elif not closing and (opening := _FORMULA.match(line.words)):
+            name = opening["name"]
+            end = rf"\end{{{name}}}" if name else opening[0].replace("[", "]")
+            begun, closing = place, "" if end in line.words[opening.end() :] else end
+    return found
+
+
 @dataclass
 class _Paragraph:
     """A paragraph whose lines are still being read."""
@@ -277,7 +295,7 @@ class _Paragraph:
 def paragraphs(
     text: str, *, labels: bool = False, breaks: Breaks = "wrapped", unread: Sequence[int] = ()
 ) -> Iterator[Passage]:
-    """Yield the paragraphs of plain or Markdown text that hold sentences.
+    r"""Yield the paragraphs of plain or Markdown text that hold sentences.
 
     With `labels`, headings, the cells of tables and labels are paragraphs as well.
 
@@ -285,7 +303,8 @@ def paragraphs(
     one. These are left out as a whole: headings (#, or underlined), rules (---), rows of tables
     (with bars, tabs or wide gaps), fenced code, code indented by four columns (except a paragraph
     that begins with a capital and ends as a sentence does), labels, see `is_label`, targets of
-    links, and what stands between --- and --- at the beginning (front matter).
+    links, formulas of several lines ($$, \[ or \begin to their ends, without a blank line), and
+    what stands between --- and --- or +++ and +++ at the beginning (front matter).
 
     Fences are those of CommonMark: a quotation closes those within. But of a fence that is never
     closed only its own line is left out. And tildes below a line that does not end as a sentence
@@ -306,6 +325,7 @@ class _ParagraphReader:
         self._is_markdown = breaks == "wrapped"
         self._lines = _lines(text, unread)
         self._fences = _Fences(self._lines)
+        self._formulas = _formulas(self._lines) if self._is_markdown else {}
         self._open: _Paragraph | None = None  # its last line has been read last
         self._in_list = False
 
@@ -322,6 +342,10 @@ class _ParagraphReader:
             fence = self._fence(line, marker)
             if fence:
                 behind = self._fences.behind(place, fence) or behind
+            elif place in self._formulas:
+                behind = self._formulas[place]
+                yield from self._closed()
+                continue
             if fence or self._is_no_text(line):
                 yield from self._closed()
                 yield from self._cells(line)
@@ -331,11 +355,12 @@ class _ParagraphReader:
         yield from self._closed()
 
     def _behind_front_matter(self) -> int:
-        """Return the place behind what stands between --- and --- at the beginning, else 0."""
+        """Return the place behind what stands between two --- or +++ at the beginning, else 0."""
         lines = self._lines
-        if not (lines and self._is_markdown and lines[0].words.rstrip() == "---"):
+        rule = lines[0].words.rstrip() if lines and self._is_markdown else ""
+        if rule not in _FRONT_MATTER:
             return 0
-        closing = (place for place, line in enumerate(lines) if line.words.rstrip() == "---")
+        closing = (place for place, line in enumerate(lines) if line.words.rstrip() == rule)
         next(closing)  # which opens it
         return next(closing, 0)
 
@@ -438,14 +463,16 @@ def is_label(flat: str, breaks: Breaks = "wrapped") -> bool:
 
     That is one without letters; and one without a full stop or the like at its end if it has at
     most four words, two in cues of subtitles, if most of its words have capitals, or if it ends in
-    a comma, a semicolon or a colon.
+    a comma, a semicolon or a colon. In cues it may end so where somebody is interrupted.
     """
-    most = LABEL_WORDS_IN_CUES if breaks == "cues" else LABEL_WORDS
+    is_cue = breaks == "cues"
+    most = LABEL_WORDS_IN_CUES if is_cue else LABEL_WORDS
     words = [word for word in flat.split() if any(map(str.isalpha, word))]
     capitals = sum(word.lstrip(_OPENING)[:1].isupper() for word in words)
     short = len(words) <= most or 2 * capitals > len(words)
+    goes_on = not is_cue and flat.endswith((",", ";", ":"))
     is_open = not _SENTENCE_END.search(flat)
-    return not words or (is_open and (short or flat.endswith((",", ";", ":"))))
+    return not words or (is_open and (short or goes_on))
 
 
 def keeps_lines(text: str, passage: Passage, output: str) -> bool:

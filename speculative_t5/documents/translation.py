@@ -47,6 +47,7 @@ _ENUMERATOR = re.compile(r"(?<!\S)\(?(?:\d{1,2}|[a-z])\)(?=\s)")
 # Words that are written alike in all languages: those with capitals or digits behind a small
 # letter, such as iPhone; in texts of other scripts, all in Latin letters.
 _MIXED = re.compile(r"\b(?:[A-Z]?[a-z]+[A-Z0-9]\w*)\b")
+_NOTED = re.compile(r"[A-Z]?[a-z]+([0-9]{1,3})")  # a word, and what may be the mark of a note
 _LATIN = re.compile(r"[A-Za-z][A-Za-z0-9]+")
 
 
@@ -124,7 +125,7 @@ def _lost(source: str, output: str) -> str | None:
     """Say which number, name or marker of a list is not in an output, if there is one."""
     for kind, lost in (
         ("number", _numbers(source, output)),
-        ("name", _kept_names(source) - Counter(_LATIN.findall(output))),
+        ("name", _lost_names(source, output)),
         ("list marker", _enumerators(source) - _enumerators(output)),
     ):
         if lost:
@@ -150,6 +151,14 @@ def _numbers(source: str, output: str) -> list[str]:
         elif len(digits(number)) > 2 or int(digits(number) or 0) > MAX_SPELLED:
             lost.append(number)
     return lost
+
+
+def _lost_names(source: str, output: str) -> list[str]:
+    """Return the names that an output lacks; a small number may be the mark of a note."""
+    lost = _kept_names(source) - Counter(_LATIN.findall(output))
+    numbers = {*re.findall(r"\d+", output)}
+    noted = {name: _NOTED.fullmatch(name) for name in lost}
+    return [name for name, found in noted.items() if not (found and found[1] in numbers)]
 
 
 def _kept_names(text: str) -> Counter[str]:

@@ -31,6 +31,7 @@ _TAG = re.compile(
     | <!-- .*? (?:-->|\Z)
     | <\? .*? (?:\?>|\Z)
     | <!\[CDATA\[ .*? (?:\]\]>|\Z)
+    | <% .{0,1000}? %>
     | \{% [^\n]{0,1000}? %\}
     | \{\# [^\n]{0,1000}? \#\}
     | <(script|style|pre|textarea|svg|math|template|iframe|object|audio|video|canvas)(?=[\s/>])
@@ -45,6 +46,7 @@ _INLINE = frozenset(  # that are within a sentence
     "samp small span strike strong sub sup time tt u var wbr".split()
 )
 _OPAQUE_INLINE = frozenset(("svg", "math", "canvas", "audio", "video", "iframe", "object"))
+_WITHIN = ("{", "<!--", "<?", "<%")  # what begins so is within a sentence, too
 _EMPTY = frozenset("area base br col embed hr img input link meta source track wbr".split())
 _FIXED = frozenset(("code", "kbd", "samp", "var", "tt"))  # whose words are to stay
 _OF_THEIR_OWN = frozenset(("button",))  # within a sentence, and no part of it
@@ -57,7 +59,10 @@ _ENDED_BY_NEXT = {name: name for name in ("p", "li", "tr", "option")} | {
 }
 _ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]{0,40});?")
 _LONG_NUMBER = re.compile(r"&#([0-9]{9,}+)")  # of a character
-_FILLED_LATER = re.compile(r"\{\{[^{}\n]{0,1000}\}\}")  # that a template puts words in place of
+# What a template puts words in place of, and formulas of programs for mathematics.
+_FILLED_LATER = re.compile(
+    r"\{\{[^{}\n]{0,1000}\}\}|\\\(.{1,1000}?\\\)|\\\[.{1,1000}?\\\]|\$\$[^$]{1,1000}\$\$", re.DOTALL
+)
 # Parts of the value of an attribute that a template makes, and signs of one that has no end there.
 _PROGRAM = re.compile(
     r"""
@@ -169,8 +174,8 @@ class WebPage(PlainFile):
             name = (tag[2] or tag[1] or "").casefold()
             if tag[1] or not name:
                 self._add_opaque(name, tag[0], elements)
-                is_within = name in _OPAQUE_INLINE or tag[0].startswith("{")
-                stretch = stretch if is_within or tag[0].startswith("<!--") else self._begun()
+                is_within = name in _OPAQUE_INLINE or tag[0].startswith(_WITHIN)
+                stretch = stretch if is_within else self._begun()
                 continue
             elements.take(name, tag[0])
             self._add_tag(name, tag[0], elements.has_read_attributes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .formats import PlainFile, say_estimated, say_refused
-from .marks import Character, MarkedLine, Part, is_other
+from .marks import MarkedLine, Part, is_other, line_of_parts
 from .splitting import Breaks, ends_as_sentence
 from .word_changes import XML_SPACE, ChangeTracker
 from .word_package import notes, open_word, roots
@@ -190,14 +190,10 @@ def _ends_sentence(texts: Sequence[_Text]) -> bool:
 
 def _line_of(texts: Sequence[_Text]) -> MarkedLine:
     """Return the line that texts make, each a part of it."""
-    characters = [
-        Character(" " if char in "\r\n" else char, part, char)
-        for part, each in enumerate(texts)
-        for char in each.text
-    ]
     depths = [_depth_of(each.element.getparent()) for each in texts]
     parts = [Part(depth, each.is_fixed) for depth, each in zip(depths, texts, strict=True)]
-    return MarkedLine(characters, parts)
+    read = [[(char, " " if char in "\r\n" else char) for char in each.text] for each in texts]
+    return line_of_parts(read, parts)
 
 
 def _depth_of(run: Any) -> int:
