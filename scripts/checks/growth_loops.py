@@ -447,9 +447,9 @@ def _loops() -> Iterator[tuple[str, str, Run]]:
     yield "serve/fields.py", "fields of a request", fielded
     yield "serve/languagetool.py", "/v2/check", checked
     yield "serve/libretranslate.py", "/translate", translated
-    for suffix in (".txt", ".md", ".srt", ".vtt", ".ass", ".lrc", ".html", ".docx"):
+    for suffix in (".txt", ".md", ".html", *FILES):
         yield "documents", f"document {suffix}, corrected", Whole(suffix, grown)
-    for suffix in (".txt", ".md", ".srt", ".ass", ".lrc", ".html", ".docx"):
+    for suffix in (".txt", ".md", ".html", *FILES):
         pair = ("de", "en")
         yield "documents", f"document {suffix}, translated", Whole(suffix, turned, None, pair)
     yield "documents", "document .txt by paragraphs", Whole(".txt", grown, "paragraph")
