@@ -1,5 +1,6 @@
 """Markdown: what a reader sees is corrected, and all else keeps its bytes."""
 
+import re
 from typing import Any
 
 from speculative_t5.documents import Document, FileLines, RewriteOptions, read_file
@@ -29,6 +30,9 @@ CASES = {  # with {} where a mistake is mended, and [] where one stays
     "link": "She ha{ve} [a{n} apple](docs/she-have-a.md 'She have a apple') here, or [it][ref].",
     "picture": "She ha{ve} ![she have a apple](a.png) no apple at all.",
     "lines": "So, she ha{ve} [a{n}\napple](b.md) and *he\nis* there, as all of them are here.",
+    "lines that are not full": "It is told here ([She ha{ve}\n  Markdown](she-have.md)), or.",
+    "quoted lines": "> It is told here [*She ha{ve}\n> Markdown*](she-have-a.md).",
+    "instruction": "She ha{ve} a pear <?php have a apple ?> here.",
     "note": "She ha{ve} a pear[^1] here.\n\n[^1]: She ha{ve} a pear.",
     "target": "She ha{ve} a pear.\n\n[ref]: http://x.org/she-have-a-apple",
     "tags": "She ha{ve} <b class='she have'>a{n}</b> apple<br/>in her bag.",
@@ -86,6 +90,29 @@ def test_a_translation_keeps_targets() -> None:
     found, said = rewritten(text, words.__getitem__, prefix="", languages=("en", "de"))
     assert "](docs/the-manual.md)" in found and "Handbuch" in found and "**" in found
     assert said == ["line 1: the places of links and emphasis are estimates"]
+
+
+def test_no_word_is_lost_where_code_of_one_line_has_to_stay() -> None:
+    """Words of a translation may be in another line than those that they stand for."""
+    text = "Please take the tool that is named `foo` and put\nit there."
+    german = "Bitte nimm das Werkzeug und lege\nes dorthin, wo es hingehört."
+    again = read_file(text.encode(), "a.md")
+    assert again.rewritten(german).decode() == text
+    what = "changes of code, or of an address, which has to stay, were left out"
+    assert again.not_kept() == [f"line {number}: {what}" for number in (1, 2)]
+
+
+def test_signs_that_would_be_marks_are_written_as_they_were() -> None:
+    text = "Type \\`show w' and \\`show c' to see \\*it."
+    form = read_file(text.encode(), "a.md")
+    new = "Gib `zeig w' und `zeig c' ein und sieh *es."
+    assert form.rewritten(new).decode() == new.replace("`", "\\`").replace("*", "\\*")
+
+
+def test_emphasis_begins_and_ends_at_words() -> None:
+    form = read_file(b"He is in *Berlin*'s [new house](a.md) now.", "a.md")
+    found = form.rewritten("Berlin's neues Haus ist nun seins.").decode()
+    assert found.count("*") == 2 and " *" in f" {found}" and not re.search(r" \*(?:\W|$)", found)
 
 
 def test_a_line_is_full_with_what_is_not_read_of_it() -> None:

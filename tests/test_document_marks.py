@@ -306,6 +306,13 @@ def test_what_has_to_stay_does() -> None:
     assert done.parts[1] == "foo" and "".join(done.parts) == "Please take foo from there"
 
 
+def test_words_come_once_where_others_have_to_stay() -> None:
+    """What is put in may stand for what has to stay."""
+    text, new = "see foo, do foo and stop foo now", "see bar, or foo, do bar and stops bar now"
+    done = changed(text, new, 4, 3, 5, 3, 10, 3, 4, fixed=[1, 3, 5])
+    assert done.has_refused and "".join(done.parts) == "see foo, do foo and stops foo now"
+
+
 def test_a_character_that_is_written_as_one_goes_as_one() -> None:
     characters = [Character("a", 0, "&x;"), Character("b", 0, ""), Character("c", 0, "c")]
     line = MarkedLine(characters, [Part()])

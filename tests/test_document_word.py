@@ -50,6 +50,12 @@ def replaced(name: str, *pair: bytes) -> bytes:
     return packed(lambda parts: parts.update({name: parts[name].replace(*pair, 1)}))
 
 
+def as_strict(parts: Parts) -> None:
+    names = b"http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+    strict = b"http://purl.oclc.org/ooxml/officeDocument/relationships/officeDocument"
+    parts["_rels/.rels"] = parts["_rels/.rels"].replace(names, strict)
+
+
 def with_flag(offset: int, value: int) -> bytes:
     """Return the package with a byte in what its directory says of each part."""
     data, at = bytearray(WHOLE), 0
@@ -81,6 +87,7 @@ BROKEN = {
     "a relation to nothing": (replaced(RELATIONS, b"styles.xml", b"gone.xml"), "gone.xml"),
     "bad types": (replaced(TYPES, b"<Types", b"<Type"), "is no whole document of Word"),
     "other types": (replaced(TYPES, b"document.main", b"x"), "is no whole document of Word"),
+    "strict Open XML": (packed(as_strict), "is in the strict form of Open XML"),
     "no types": (packed(lambda parts: parts.pop(TYPES)), "is no whole document of Word"),
     "encrypted": (
         word_package.OLE_MAGIC + b"\0" * 600,
@@ -188,6 +195,41 @@ def test_notes_are_corrected_and_others_keep_their_bytes() -> None:
         assert b"He has a footnote." in package.read("word/footnotes.xml")
         name = "word/endnotes.xml"
         assert package.read(name) == before.read(name) and b"He have" in before.read(name)
+
+
+def with_others(parts: Parts) -> None:
+    parts |= {
+        "custom/": b"",
+        "custom/a.bin": b"nobody refers to it",
+        "custom/b.xml": b"<b> <c/> </b>",
+    }
+    parts[RELATIONS] = parts[RELATIONS].replace(b"><", b">\n  <")
+
+
+def test_what_has_no_words_that_change_keeps_its_bytes() -> None:
+    """Also what python-docx does not know, or would write in another way."""
+    data = packed(with_others)
+    form = read_file(data, "a.docx")
+    assert form.rewritten(form.text) == data
+    done = read_file(data, "a.docx").rewritten(form.text.replace(WRONG, RIGHT, 1))
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as before,
+        zipfile.ZipFile(io.BytesIO(done)) as package,
+    ):
+        assert package.namelist() == before.namelist()
+        others = [name for name in package.namelist() if package.read(name) != before.read(name)]
+    assert others == [BODY] and Word(io.BytesIO(done)).paragraphs[0].text == RIGHT
+
+
+def with_chart(parts: Parts) -> None:
+    kind = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/chart"
+    chart = f'<Relationship Id="xc" Target="chart.xml" Type="{kind}"/></Relationships>'
+    parts[RELATIONS] = parts[RELATIONS].replace(b"</Relationships>", chart.encode())
+    parts["word/chart.xml"] = b"<c/>"
+
+
+def test_charts_are_said_to_stay() -> None:
+    assert read_file(packed(with_chart), "a.docx").not_kept() == ["charts stay as they were"]
 
 
 @pytest.fixture

@@ -6,12 +6,14 @@ something. Limits of length are off here, as `unlimited` says.
 """
 
 import io
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -206,6 +208,59 @@ def word_file(text: str) -> bytes:
     return file.getvalue()
 
 
+def _entries(text: str, form: str) -> str:
+    """Strings of programs, one for each paragraph."""
+    quoted = (json.dumps(each, ensure_ascii=False) for each in text.split("\n\n"))
+    return "\n".join(form.format(number, each) for number, each in enumerate(quoted))
+
+
+def _catalog(text: str) -> str:
+    head = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n'
+    return head + _entries(text, '\nmsgid {1}\nmsgstr ""')
+
+
+def _notebook(text: str) -> str:
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": each} for each in text.split("\n\n")
+    ]
+    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+def _resources(text: str) -> str:
+    found = enumerate(text.split("\n\n"))
+    rows = (f'<string name="a{i}">{escape(each)}</string>' for i, each in found)
+    return "<resources>\n" + "\n".join(rows) + "\n</resources>\n"
+
+
+def _string_catalog(text: str) -> str:
+    unit = {"state": "translated"}
+    strings = {
+        f"a{i}": {"localizations": {"en": {"stringUnit": unit | {"value": each}}}}
+        for i, each in enumerate(text.split("\n\n"))
+    }
+    return json.dumps({"sourceLanguage": "en", "strings": strings, "version": "1.0"})
+
+
+# By the end of a name, a file with a text in it; where there is none, the text is the file.
+FILES: dict[str, Callable[[str], bytes]] = {
+    ".docx": word_file,
+    **{
+        name: (lambda text, made=made: made(text).encode())
+        for name, made in (
+            (".srt", cued),
+            (".vtt", cued),
+            (".ass", dialogues),
+            (".lrc", timed),
+            (".po", _catalog),
+            (".ipynb", _notebook),
+            (".strings", lambda text: _entries(text, '"a{0}" = {1};')),
+            (".xcstrings", _string_catalog),
+            ("strings.xml", _resources),
+        )
+    },
+}
+
+
 @dataclass(frozen=True)
 class Whole:
     """The way of the command `document` through a file, with a decoder whose outputs are set."""
@@ -216,10 +271,10 @@ class Whole:
     languages: tuple[str, str] | None = None
 
     def __call__(self, text: str) -> object:
-        data = {".docx": lambda: word_file(text)}
-        data |= dict.fromkeys((".srt", ".vtt"), lambda: cued(text).encode())
-        data |= {".ass": lambda: dialogues(text).encode(), ".lrc": lambda: timed(text).encode()}
-        form = read_file(data.get(self.suffix, text.encode)(), f"text{self.suffix}")
+        data = FILES[self.suffix](text) if self.suffix in FILES else text.encode()
+        form = read_file(data, self.suffix if "." in self.suffix[1:] else f"text{self.suffix}")
+        if self.languages:
+            form.translate_into(self.languages[1])
         decoder = scripted(self.answer, languages=self.languages)
         with unlimited():
             document = Document(decoder, form.text, RewriteOptions(by=self.by), form.lines)
@@ -291,8 +346,6 @@ def stopped(text: str) -> None:
 
 
 def lined(text: str) -> None:
-    import json
-
     for form, data in (
         ("text", text),
         ("jsonl", json.dumps({"prompt": text})),
@@ -392,9 +445,9 @@ def _loops() -> Iterator[tuple[str, str, Run]]:
     yield "serve/fields.py", "fields of a request", fielded
     yield "serve/languagetool.py", "/v2/check", checked
     yield "serve/libretranslate.py", "/translate", translated
-    for suffix in (".txt", ".md", ".srt", ".vtt", ".ass", ".lrc", ".html", ".docx"):
+    for suffix in (".txt", ".md", ".html", *FILES):
         yield "documents", f"document {suffix}, corrected", Whole(suffix, grown)
-    for suffix in (".txt", ".md", ".srt", ".ass", ".lrc", ".html", ".docx"):
+    for suffix in (".txt", ".md", ".html", *FILES):
         pair = ("de", "en")
         yield "documents", f"document {suffix}, translated", Whole(suffix, turned, None, pair)
     yield "documents", "document .txt by paragraphs", Whole(".txt", grown, "paragraph")

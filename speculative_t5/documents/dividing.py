@@ -11,11 +11,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .placeholders import PLACEHOLDER_PATTERN
+
+IntArray = NDArray[np.int_]
+FloatArray = NDArray[np.float64]
 
 # Chinese and Japanese have no spaces, so that each of their signs counts as a word. What programs
 # replace by a value is one.
@@ -71,41 +77,83 @@ def cuts_of(parts: Sequence[TextPart], line: str) -> list[int] | None:
     The result is None if the line is too long for that, or has fewer words than marks.
     """
     whole = "".join(part.text for part in parts)
-    places = sorted({0, len(line)} | {word.start() for word in _WORD.finditer(line)})
-    if len(parts) * (len(places) + len(whole) // 4) > DIVIDING_STEPS:
+    found = sorted({0, len(line)} | {word.start() for word in _WORD.finditer(line)})
+    if len(parts) * (len(found) + len(whole) // 4) > DIVIDING_STEPS:
         return None
     numbers = _shared_numbers(parts, line)
-    shared = [*_shared_words(whole, line), *numbers]
+    shared = _SharedWords([*_shared_words(whole, line), *numbers])
     borders = [*accumulate(len(part.text) for part in parts)][:-1]
-    places = _with_inner(places, parts, borders, shared, line)
-    places = sorted({*places, *(at for each in numbers for at in (each.new, each.end))})
+    inner = _with_inner(found, parts, borders, shared.words, line)
+    places = np.array(sorted({*inner, *(at for each in numbers for at in (each.new, each.end))}))
+    signs = np.array([_signs_at(line, at) for at in places.tolist()])
     ratio = len(line) / max(len(whole), 1)
-    names = sorted((each.old, each.new) for each in shared if each.cost == NAME_COST)
-    best: dict[int, float] = {0: 0.0}  # by places of the last border
+    best, costs = np.array([0]), np.array([0.0])  # places of the last border, what each costs
     back: list[dict[int, int]] = []
     for number, part in enumerate(parts):
-        own: Iterable[float] = [0.0]  # what a cut at each costs
-        near: Sequence[int] = [len(line)]
+        near, own = np.array([len(line)]), np.array([0.0])  # what a cut at each costs
         if number < len(borders):
-            aim = _aim(borders[number], len(whole), len(line), names)
-            middle = bisect_left(places, aim)
-            near = places[max(0, middle - NEAR_PLACES) : middle + NEAR_PLACES + 1]
-            around = part, parts[number + 1]
-            own = _border_costs(whole, line, borders[number], near, aim, shared, around)
+            aim = _aim(borders[number], len(whole), len(line), shared.names)
+            middle = int(np.searchsorted(places, aim))
+            some = slice(max(0, middle - NEAR_PLACES), middle + NEAR_PLACES + 1)
+            near, around = places[some], (part, parts[number + 1])
+            own = _border_costs(line, borders[number], near, aim, shared, around)
+            own += SIGN_COST * (signs[some] != _signs_at(whole, borders[number]))
         begin = borders[number - 1] if number else 0
-        placed = _misplaced(begin, begin + len(part.text), [*best, *near], shared)
-        is_shared = _is_shared(part.text, begin, shared)
+        ends = begin, begin + len(part.text)
+        is_shared = shared.has_all_of(part.text, begin)
         size = len(part.text) * (1.0 if is_shared else ratio)
         cost = SHARED_SIZE_COST if is_shared else SIZE_COST
-        found = _segments(part.is_marked, near, best, (size, cost), placed)
-        best = {at: found[at][0] + cost for at, cost in zip(near, own, strict=True) if at in found}
-        if not best:
+        if part.is_marked:
+            placed = shared.misplaced(ends, best), shared.misplaced(ends, near)
+            reached = _marked_segments(near, best, costs, (size, cost), placed)
+        else:
+            reached = _free_segments(near, best, costs)
+        at, starts, least = reached
+        if not len(at):
             return None
-        back.append({at: start for at, (_, start) in found.items()})
+        back.append(dict(zip(near[at].tolist(), starts.tolist(), strict=True)))
+        best, costs = near[at], least + own[at]
     cuts = [len(line)]
-    for starts in reversed(back):
-        cuts.append(starts[cuts[-1]])
+    for each in reversed(back):
+        cuts.append(each[cuts[-1]])
     return cuts[-2:0:-1]
+
+
+class _SharedWords:
+    """The words that both texts have, in order of the translation's."""
+
+    def __init__(self, words: Sequence[_Shared]) -> None:
+        self.words = sorted(words, key=lambda each: (each.new, each))
+        self.names = sorted((each.old, each.new) for each in words if each.cost == NAME_COST)
+        self.old = np.array([each.old for each in self.words], int)
+        self.new = np.array([each.new for each in self.words], int)
+        self.length = np.array([each.length for each in self.words], int)
+        self.cost = np.array([each.cost for each in self.words], float)
+
+    def has_all_of(self, text: str, begin: int) -> bool:
+        """Whether the other text has all words of a part that begins at a place."""
+        is_inner = (begin <= self.old) & (self.old < begin + len(text))
+        return 0 < sum(map(str.isalnum, text)) <= int(self.length @ is_inner)
+
+    def around(self, place: int) -> int | None:
+        """Return the number of the word that a place of the source is within."""
+        found = np.flatnonzero((self.old < place) & (place < self.old + self.length))
+        return int(found[0]) if len(found) else None
+
+    def summed(self, costs: FloatArray, places: IntArray, first: float = 0.0) -> FloatArray:
+        """Return for places of the translation what the words before them cost together."""
+        totals = np.empty(len(costs) + 1)
+        totals[0], totals[1:] = first, costs
+        found: FloatArray = totals.cumsum()[self.new.searchsorted(places)]
+        return found
+
+    def misplaced(self, part: tuple[int, int], places: IntArray) -> FloatArray:
+        """Return for places what words before them cost in a part: others' add, its own take off.
+
+        The part is where it begins and ends in the source.
+        """
+        is_own = (part[0] <= self.old) & (self.old < part[1])
+        return self.summed(np.where(is_own, -self.cost, self.cost), places)
 
 
 def _shared_words(whole: str, line: str) -> list[_Shared]:
@@ -202,60 +250,39 @@ def _is_in(word: _Shared, at: int) -> bool:
     return word.old < at < word.old + word.length
 
 
-def _segments(
-    is_marked: bool,
-    ends: Sequence[int],
-    best: Mapping[int, float],
-    size: tuple[float, float],
-    placed: Mapping[int, float],
-) -> dict[int, tuple[float, int]]:
-    """Return the least cost of a part that ends at each place, and where it begins.
+def _free_segments(
+    ends: IntArray, starts: IntArray, costs: FloatArray
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return which ends a part of any size can have, where it begins then, and the least costs.
 
-    The size is what it is to be, and what each letter more or less costs. Marks are
-    to be as long as before and to hold their own words; other parts may be of any size.
+    Of starts that cost the same, the first is taken.
     """
-    if not is_marked:
-        pairs = sorted((start, cost) for start, cost in best.items())
-        return {
-            end: min((cost, start) for start, cost in pairs if start <= end)
-            for end in ends
-            if pairs[0][0] <= end
-        }
-    found = {}
+    least = np.minimum.accumulate(costs)
+    is_new = np.concatenate([[True], costs[1:] < least[:-1]])
+    first = np.maximum.accumulate(np.where(is_new, np.arange(len(costs)), 0))
+    last = np.searchsorted(starts, ends, side="right") - 1
+    at = np.flatnonzero(last >= 0)
+    return at, starts[first[last[at]]], least[last[at]]
+
+
+def _marked_segments(
+    ends: IntArray,
+    starts: IntArray,
+    costs: FloatArray,
+    size: tuple[float, float],
+    placed: tuple[FloatArray, FloatArray],
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return the same of a mark, which has words, as many as before, and its own.
+
+    The size is what it is to be, and what each letter more or less costs.
+    """
     wanted, each = size
-    for end in ends:
-        costs = (
-            (
-                cost + placed[end] - placed[start] + each * abs(end - start - wanted),
-                start,
-            )
-            for start, cost in best.items()
-            if start < end
-        )
-        if least := min(costs, default=None):
-            found[end] = least
-    return found
-
-
-def _is_shared(text: str, begin: int, shared: Sequence[_Shared]) -> bool:
-    """Whether the other text has all words of a part that begins at a place."""
-    inner = sum(each.length for each in shared if begin <= each.old < begin + len(text))
-    return 0 < sum(map(str.isalnum, text)) <= inner
-
-
-def _misplaced(
-    begin: int, end: int, places: Iterable[int], shared: Sequence[_Shared]
-) -> dict[int, float]:
-    """Return for places what words before them cost in a part: others' add, its own take off."""
-    found, total, i = dict[int, float](), 0.0, 0
-    words = sorted((each.new, each) for each in shared)
-    for at in sorted({*places}):
-        while i < len(words) and words[i][0] < at:
-            each = words[i][1]
-            total += -each.cost if begin <= each.old < end else each.cost
-            i += 1
-        found[at] = total
-    return found
+    other = np.abs((ends[:, None] - starts) - wanted)
+    all_costs = ((costs + placed[1][:, None]) - placed[0]) + each * other
+    all_costs[ends[:, None] <= starts] = np.inf
+    first = all_costs.argmin(axis=1)
+    at = np.flatnonzero(ends > starts[0])
+    return at, starts[first[at]], all_costs[at, first[at]]
 
 
 def _aim(border: int, size: int, new_size: int, names: Sequence[tuple[int, int]]) -> float:
@@ -269,42 +296,42 @@ def _aim(border: int, size: int, new_size: int, names: Sequence[tuple[int, int]]
 
 
 def _border_costs(
-    whole: str,
     line: str,
     border: int,
-    near: Sequence[int],
+    near: IntArray,
     aim: float,
-    shared: Sequence[_Shared],
+    shared: _SharedWords,
     around: tuple[TextPart, TextPart],
-) -> Iterator[float]:
-    """Yield what it costs to cut a line at places that stand for a border, in order."""
+) -> FloatArray:
+    """Return what it costs to cut a line at places that stand for a border, but for signs."""
     left, right = around
-    cut = next((each for each in shared if _is_in(each, border)), None)
-    changes = sorted(  # where a cut that is farther to the right costs less, or more
-        (each.new, -each.cost if each.old < border else each.cost)
-        for each in shared
-        if each is not cut and not (left.is_marked or right.is_marked)
-    )
-    parted, i = sum(-cost for _, cost in changes if cost < 0), 0
-    for at in near:
-        while i < len(changes) and changes[i][0] < at:
-            parted += changes[i][1]
-            i += 1
-        cost = parted + PLACE_COST * abs(at - aim) / LETTERS_OF_A_WORD
-        if cut:
-            cost += NAME_COST * (at != cut.new + border - cut.old)
-        before = line[max(0, at - len(left.text) - 1) : at]
-        if left.is_fixed and not before.rstrip().endswith(left.text.strip()):
-            cost += FIXED_COST
-        if right.is_fixed and not line.startswith(right.text.strip(), at):
-            cost += FIXED_COST
-        yield cost + SIGN_COST * (_signs_at(whole, border) != _signs_at(line, at))
+    cut = shared.around(border)
+    costs: FloatArray = PLACE_COST * np.abs(near - aim) / LETTERS_OF_A_WORD
+    if not (left.is_marked or right.is_marked):
+        # Where a cut that is farther to the right costs less, or more.
+        changes = np.where(shared.old < border, -shared.cost, shared.cost)
+        if cut is not None:
+            changes[cut] = 0.0
+        costs += shared.summed(changes, near, -float(changes[changes < 0].sum()))
+    if cut is not None:
+        costs += NAME_COST * (near != shared.new[cut] + border - shared.old[cut])
+    if left.is_fixed or right.is_fixed:
+        costs += [_cost_of_fixed(line, at, left, right) for at in near.tolist()]
+    return costs
 
 
-def _signs_at(text: str, at: int) -> tuple[bool, bool]:
-    """Return whether punctuation is before a place, and behind it."""
+def _cost_of_fixed(line: str, at: int, left: TextPart, right: TextPart) -> float:
+    """Return what it costs that parts on both sides of a cut, if they have to stay, do not."""
+    before = line[max(0, at - len(left.text) - 1) : at]
+    cuts_left = left.is_fixed and not before.rstrip().endswith(left.text.strip())
+    cuts_right = right.is_fixed and not line.startswith(right.text.strip(), at)
+    return FIXED_COST * (cuts_left + cuts_right)
+
+
+def _signs_at(text: str, at: int) -> int:
+    """Return whether punctuation is before a place, and behind it, as two bits."""
     before, behind = text[max(0, at - 2) : at].rstrip()[-1:], text[at : at + 2].lstrip()[:1]
-    return not (before or "a").isalnum(), not (behind or "a").isalnum()
+    return 2 * (not (before or "a").isalnum()) + (not (behind or "a").isalnum())
 
 
 def divided_by_words(parts: Sequence[TextPart], line: str) -> list[str] | None:

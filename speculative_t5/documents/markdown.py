@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 from .formats import PlainFile, say_estimated, say_refused
-from .marks import Part, line_of_parts
+from .marks import Changed, Part, is_other, line_of_parts
 from .splitting import paragraphs
 
 _INLINE_MARK = re.compile(
@@ -31,6 +33,7 @@ _INLINE_MARK = re.compile(
     | (?P<tag>
         </?[a-zA-Z][\w-]*+(?:"[^"]*"|'[^']*'|[^<>"'])*+>
         | \{%[^\n]{0,1000}?%\} | \{\#[^\n]{0,1000}?\#\}
+        | <![A-Za-z\[][^<>\n]{0,1000}> | <\?[^\n]{0,1000}?\?>
       )
     | (?P<filled>
         \{\{[^{}\n]{0,1000}\}\}
@@ -48,6 +51,8 @@ _INLINE_MARK = re.compile(
     re.VERBOSE,
 )
 _DEFINED = re.compile(r"^ {0,3}\[([^\]\n]{1,500})\]:", re.MULTILINE)  # the target of a reference
+# Between two lines of a text; another sentence may begin there, but no item and no heading.
+_LINE_END_WITHIN = re.compile(r"[ \t]*+(?:\r\n|\r|\n)[ \t>]*+")
 _END_OF_LINE = re.compile(r"(\r\n|\r|\n)")
 MAX_LABEL = 500  # characters of what names the target of a link
 
@@ -120,11 +125,22 @@ class _MarkFinder:
     def marks(self) -> list[Mark]:
         """Return all marks; none overlaps another."""
         at = 0
-        for passage in paragraphs(self._text, labels=True):
-            at, self._open = max(at, passage.start), []
-            while at < passage.end and (found := _INLINE_MARK.search(self._text, at, passage.end)):
+        for start, end in self.blocks():
+            at, self._open = max(at, start), []
+            while at < end and (found := _INLINE_MARK.search(self._text, at, end)):
                 at = self._take(found)
         return _apart(self._found)
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield where texts begin and end whose marks may go on over the ends of lines."""
+        begun: tuple[int, int] | None = None
+        for passage in paragraphs(self._text, labels=True):
+            if begun and _LINE_END_WITHIN.fullmatch(self._text, begun[1], passage.start):
+                begun = begun[0], passage.end
+                continue
+            yield from [begun] if begun else []
+            begun = passage.start, passage.end
+        yield from [begun] if begun else []
 
     def _take(self, found: re.Match[str]) -> int:
         """Take a mark, and return the place behind it."""
@@ -232,7 +248,12 @@ class MarkdownFile(PlainFile):
 
     def __init__(self, data: bytes, name: str) -> None:
         super().__init__(data, name)
-        self._lines, self._ends = _read_lines(self.text)
+        finder = _MarkFinder(self.text)
+        self._lines, self._ends = _read_lines(self.text, finder.marks())
+        starts = [0, *(end.end() for end in _END_OF_LINE.finditer(self.text))]
+        # Of texts of several lines, the first line and the one behind them.
+        spans = ((bisect_right(starts, i) - 1, bisect_left(starts, j)) for i, j in finder.blocks())
+        self._blocks = [span for span in spans if span[1] - span[0] > 1]
         self._estimated: list[int] = []
         self._refused: list[int] = []
         texts = [line.text for line in self._lines]
@@ -242,32 +263,26 @@ class MarkdownFile(PlainFile):
         self.text = _with_ends(texts, self._ends)
 
     def rewritten(self, text: str) -> bytes:
-        made = []
-        for number, (line, new) in enumerate(
-            zip(self._lines, _END_OF_LINE.split(text)[::2], strict=True), 1
-        ):
-            made.append(line.raw if new == line.text else self._changed(number, line, new))
+        new = _END_OF_LINE.split(text)[::2]
+        changed = {
+            i: _with_words(line, words)
+            for i, (line, words) in enumerate(zip(self._lines, new, strict=True))
+            if words != line.text
+        }
+        for span in self._blocks:
+            lines = [i for i in range(*span) if i in changed]
+            if any(changed[i].has_refused for i in lines):
+                old = " ".join(self._lines[i].text for i in lines)
+                if is_other(old, " ".join(new[i] for i in lines)):
+                    # A translation may have its words in other lines than the source.
+                    changed |= {i: Changed([self._lines[i].raw], has_refused=True) for i in lines}
+        self._estimated += [i + 1 for i, line in changed.items() if line.is_estimate]
+        self._refused += [i + 1 for i, line in changed.items() if line.has_refused]
+        made = [
+            "".join(changed[i].parts) if i in changed else line.raw
+            for i, line in enumerate(self._lines)
+        ]
         return _with_ends(made, self._ends).encode()
-
-    def _changed(self, number: int, line: _MarkedWords, words: str) -> str:
-        """Return a line with other words."""
-        stretches = line.stretches
-        read = [i for i, each in enumerate(stretches) if each.is_read]
-        parts = [Part(stretches[i].depth, stretches[i].mark == "fixed") for i in read]
-        changed = line_of_parts([stretches[i].characters for i in read], parts).changed(words)
-        if changed.is_estimate:
-            self._estimated.append(number)
-        if changed.has_refused:
-            self._refused.append(number)
-        made = [each.raw for each in stretches]
-        for i, part in zip(read, changed.parts, strict=True):
-            made[i] = part
-            if not part and _is_emphasized(stretches, i):  # asterisks around nothing would be seen
-                made[i - 1] = made[i + 1] = ""
-        if strays := _strays(stretches, made):
-            made = ["" if i in strays else each for i, each in enumerate(made)]
-            self._estimated.append(number)
-        return "".join(made)
 
     def not_kept(self) -> list[str]:
         return [
@@ -276,12 +291,51 @@ class MarkdownFile(PlainFile):
         ]
 
 
+def _with_words(line: _MarkedWords, words: str) -> Changed:
+    """Return the stretches of a line with other words."""
+    stretches = line.stretches
+    read = [i for i, each in enumerate(stretches) if each.is_read]
+    parts = [Part(stretches[i].depth, stretches[i].mark == "fixed") for i in read]
+    escaped = {each.raw[1] for each in stretches if each.mark == "escape"}
+    marked = line_of_parts([stretches[i].characters for i in read], parts)
+    changed = marked.changed(words, partial(_escaped, signs=escaped))
+    made = [each.raw for each in stretches]
+    for i, part in zip(read, changed.parts, strict=True):
+        made[i] = part
+        if not part and _is_emphasized(stretches, i):  # asterisks around nothing would be seen
+            made[i - 1] = made[i + 1] = ""
+    _move_spaces(stretches, made)
+    strays = _strays(stretches, made)
+    made = ["" if i in strays else each for i, each in enumerate(made)]
+    return Changed(made, changed.is_estimate or bool(strays), changed.has_refused)
+
+
+def _escaped(text: str, *, signs: Set[str]) -> str:
+    """Write a text with a backslash before signs that would be marks without one."""
+    return "".join(f"\\{each}" if each in signs else each for each in text)
+
+
 def _is_emphasized(stretches: list[_Stretch], place: int) -> bool:
     """Whether a stretch of words is all that stands between two marks of emphasis."""
     if not (0 < place < len(stretches) - 1 and stretches[place].raw):
         return False
     before, after = stretches[place - 1], stretches[place + 1]
     return before.is_emphasis and after.is_emphasis and before.raw == after.raw
+
+
+def _move_spaces(stretches: list[_Stretch], made: list[str]) -> None:
+    """Move spaces within emphasis to its outside, as it would neither begin nor end there."""
+    for i, (each, behind) in enumerate(pairwise(stretches)):
+        if not (i and made[i] and each.is_emphasis):
+            continue
+        if behind.depth > each.depth:
+            words = made[i + 1].lstrip()
+            made[i - 1] += made[i + 1][: len(made[i + 1]) - len(words)]
+            made[i + 1] = words
+        else:
+            words = made[i - 1].rstrip()
+            made[i + 1] = made[i - 1][len(words) :] + made[i + 1]
+            made[i - 1] = words
 
 
 def _strays(stretches: list[_Stretch], made: list[str]) -> set[int]:
@@ -294,11 +348,10 @@ def _strays(stretches: list[_Stretch], made: list[str]) -> set[int]:
     return {i for i, each in enumerate(stretches) if each.is_emphasis and each.raw in seen}
 
 
-def _read_lines(source: str) -> tuple[list[_MarkedWords], list[str]]:
+def _read_lines(source: str, marks: Sequence[Mark]) -> tuple[list[_MarkedWords], list[str]]:
     """Return the lines of a file, and how each but the last ends."""
     pieces = _END_OF_LINE.split(source)
     words, ends = pieces[::2], pieces[1::2]
-    marks = _MarkFinder(source).marks()
     starts = [start for start, _, _ in marks]
     lines, at, depth = [], 0, 0
     for line, line_end in zip(words, [*ends, ""], strict=True):

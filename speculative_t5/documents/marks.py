@@ -22,7 +22,9 @@ from .layout import bare, places, similarity
 
 LIKE_START = 3  # letters that two forms of a word begin with
 LIKE_BEFORE = 0.75  # the least similarity of a text that is corrected, and not translated
+TextEdit = tuple[int, int, str]  # where a stretch begins and ends, and what replaces it
 Text = TypeVar("Text")  # a part as a reader of a format has it
+_LETTERS = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,24 @@ class MarkedLine:
     def changed(self, text: str, spell: Callable[[str], str] = str) -> Changed:
         """Return the parts for another text; `spell` writes what is new as the file would."""
         is_whole = is_other(self.text, text)  # as a translation is
+        edits = [*self._edits(text, is_whole=is_whole)]
+        made = self._edited(edits, spell, is_whole=is_whole)
+        if not made.has_refused or is_whole:
+            return made
+        # Words that are put in may stand for some that have to stay, and would come twice.
+        even = [edit for edit in edits if _has_as_many_words(self.text, edit)]
+        return replace(self._edited(even, spell, is_whole=is_whole), has_refused=True)
+
+    def _edited(
+        self, edits: Iterable[TextEdit], spell: Callable[[str], str], *, is_whole: bool
+    ) -> Changed:
         made = _Writer(self._all, self._parts, self._read, spell, is_whole=is_whole)
-        for start, end, new in self._edits(text, is_whole=is_whole):
+        for start, end, new in edits:
             made.keep_until(start)
             made.replace(start, end, new)
         return made.done()
 
-    def _edits(self, text: str, *, is_whole: bool) -> Iterator[tuple[int, int, str]]:
+    def _edits(self, text: str, *, is_whole: bool) -> Iterator[TextEdit]:
         """Yield the edits that make another text.
 
         Where one would change some of several characters that are one in the file, it goes with
@@ -79,7 +92,7 @@ class MarkedLine:
         if is_whole:
             has_marks = len({self._all[i].part for i in self._read}) > 1
             found = [(_trimmed_words if has_marks else trimmed)(self.text, text)]
-        begun: tuple[int, int, str] | None = None
+        begun: TextEdit | None = None
         for start, end, new in found:
             first, last = start, end
             while self._is_within(first):
@@ -298,7 +311,7 @@ def read_line(
     yield from (Character("", *each) for each in blank)
 
 
-def least_edits(before: str, after: str) -> Iterator[tuple[int, int, str]]:
+def least_edits(before: str, after: str) -> Iterator[TextEdit]:
     """Yield the changes that make one text of another, in order, each as short as may be.
 
     Each is where a stretch of the text before begins and ends, and what replaces it. Words are
@@ -358,14 +371,14 @@ def _placed_words(text: str) -> list[tuple[int, int]]:
     ]
 
 
-def _edit(at: int, before: str, after: str) -> Iterator[tuple[int, int, str]]:
+def _edit(at: int, before: str, after: str) -> Iterator[TextEdit]:
     """Yield the change of one text to another, which begins at a place, if there is any."""
     if before != after:
         start, end, new = trimmed(before, after)
         yield at + start, at + end, new
 
 
-def trimmed(before: str, after: str) -> tuple[int, int, str]:
+def trimmed(before: str, after: str) -> TextEdit:
     """Return the change of one text to another without what both begin and end with."""
     start, most = 0, min(len(before), len(after))
     while start < most and before[start] == after[start]:
@@ -380,7 +393,7 @@ def trimmed(before: str, after: str) -> tuple[int, int, str]:
     return start, len(before) - same, after[start : len(after) - same]
 
 
-def _trimmed_words(before: str, after: str) -> tuple[int, int, str]:
+def _trimmed_words(before: str, after: str) -> TextEdit:
     """Return the change of one text to another, without cutting words that only begin alike."""
     start, end, _ = trimmed(before, after)
     behind = len(after) - (len(before) - end)
@@ -398,6 +411,18 @@ def _trimmed_words(before: str, after: str) -> tuple[int, int, str]:
 def _has_letter(at: int, *texts: str) -> bool:
     """Whether a text has a letter or digit at a place."""
     return at >= 0 and any(text[at : at + 1].isalnum() for text in texts)
+
+
+def _has_as_many_words(text: str, edit: TextEdit) -> bool:
+    """Whether an edit of a text puts as many words in as it takes out."""
+    start, end, new = edit
+    first, last = start, end  # of whole words
+    while first and text[first - 1].isalnum():
+        first -= 1
+    while last < len(text) and text[last].isalnum():
+        last += 1
+    after = text[first:start] + new + text[end:last]
+    return len(_LETTERS.findall(text[first:last])) == len(_LETTERS.findall(after))
 
 
 def is_other(before: str, after: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from .formats import PlainFile, say_estimated, say_refused
 from .marks import MarkedLine, Part, is_other, line_of_parts
 from .splitting import Breaks, ends_as_sentence
 from .word_changes import XML_SPACE, ChangeTracker
-from .word_package import notes, open_word, roots
+from .word_package import notes, open_word, roots, with_parts
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,10 @@ class WordFile(PlainFile):
     unit = "paragraph"
 
     def __init__(self, data: bytes, name: str, *, track_changes: str | None = None) -> None:
-        self._document = open_word(data, name)
-        self._notes = notes(self._document)
-        self._roots = [*roots(self._document), *(root for _, root in self._notes)]
+        self._data, self._document = data, open_word(data, name)
+        named = [*roots(self._document), *notes(self._document)]
+        self._roots = [root for _, root in named]
+        self._files = {root.getroottree().getroot(): file for file, root in named}
         self._author = track_changes
         self._stretches = [*self._found()]
         self._estimated: list[int] = []
@@ -133,19 +133,18 @@ class WordFile(PlainFile):
                 self._estimated.append(number)
             if changed.has_refused:
                 self._refused.append(number)
-        for part, root in self._notes:
-            if root in changed_roots:
-                part._blob = serialize_part_xml(root)  # python-docx knows it as bytes alone
-        file = io.BytesIO()
-        self._document.save(file)
-        return file.getvalue()
+        # Python-docx would leave out what it does not know, and write other files anew.
+        made = {self._files[root]: serialize_part_xml(root) for root in changed_roots}
+        return with_parts(self._data, made) if made else self._data
 
     def not_kept(self) -> list[str]:
         said = say_estimated("paragraph", self._estimated, "bold words, links and the like")
         said += say_refused("paragraph", self._refused, "what a field shows")
-        relations = self._document.part.rels.values()
-        has_comments = any(each.reltype.endswith("/comments") for each in relations)
-        return said + ["comments stay as they were"] * has_comments
+        kinds = {each.reltype.rpartition("/")[2] for each in self._document.part.rels.values()}
+        unread = {"comments": "comments", "chart": "charts", "diagramData": "diagrams"}
+        return said + [
+            f"{what} stay as they were" for kind, what in unread.items() if kind in kinds
+        ]
 
 
 def _texts_in(paragraph: Any, fields: _Fields) -> Iterator[list[_Text]]:
