@@ -88,6 +88,7 @@ def _element_of_word(element: ElementTree.Element) -> tuple[str, list[Any], str]
 
 
 _TIME_LINE = re.compile(r"^.*\d:\d\d.*-->.*$", re.MULTILINE)
+_BREAK = re.compile(r"<br/?>|\\N")
 _CUE_TAG = re.compile(r"<(?!br\b)[^<>\n]*>|\{\\[^{}]*\}")  # breaks may be elsewhere
 
 
@@ -95,7 +96,7 @@ def subtitles(data: bytes) -> Found:
     """Return times and tags of subtitles, and what another parser finds of them."""
     text = "\n".join(data.decode("utf-8-sig").splitlines())
     found: list[object] = [*_TIME_LINE.findall(text), *_CUE_TAG.findall(_TIME_LINE.sub("", text))]
-    return found + _events(text), [_TIME_LINE.sub("", text)]
+    return found + _events(text), [_BREAK.sub(" ", _TIME_LINE.sub("", text))]
 
 
 def substation(data: bytes) -> Found:
