@@ -40,7 +40,7 @@ def open_word(data: bytes, name: str) -> Any:
     try:
         is_strict = _is_strict(data)
         document = Document(stream)
-        _check_members(data)
+        damaged = _damaged_file(data)
         roots(document)
         notes(document)
     except MemoryError:
@@ -55,8 +55,11 @@ def open_word(data: bytes, name: str) -> Any:
         raise ValueError(
             f"{name} is no whole document of Word ({why}): save it again as .docx"
         ) from error
+    missing = f"{damaged} is damaged" if damaged else None
     if document.element.body is None:
-        raise ValueError(f"{name} is no whole document of Word (no body): save it again as .docx")
+        missing = "no body"
+    if missing:
+        raise ValueError(f"{name} is no whole document of Word ({missing}): save it again as .docx")
     found = [*roots(document), *notes(document)]
     if any(root.getroottree().docinfo.internalDTD is not None for _, root in found):
         raise ValueError(
@@ -119,11 +122,10 @@ def _is_strict(data: bytes) -> bool:
             return STRICT_NAMES in relations.read(MAX_RELATIONS)
 
 
-def _check_members(data: bytes) -> None:
-    """Refuse a file in a package that cannot be read, also if no other one refers to it."""
+def _damaged_file(data: bytes) -> str | None:
+    """Return the first file in a package that cannot be read, also if no other refers to it."""
     with ZipFile(io.BytesIO(data)) as package:
-        if name := package.testzip():
-            raise BadZipFile(f"{name} is damaged")
+        return package.testzip()
 
 
 def _check_package(data: bytes, name: str) -> None:
