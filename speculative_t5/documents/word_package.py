@@ -1,4 +1,4 @@
-"""Opens the package of files that a document of Word is, and says in a line what is wrong with it.
+"""The package of files that a document of Word is: parts with words, and what is wrong with it.
 
 Imports `errors` alone; python-docx is imported where there is such a document.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import io
 import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import BadZipFile, ZipFile, ZipInfo
 
 from ..errors import first_line
 
@@ -17,71 +20,116 @@ MAX_PACKAGE_BYTES = 512 * 10**6  # of all that it holds
 # How files begin that are encrypted, or of old Words.
 OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 ENCRYPTED_FLAG = 1  # the bit of a member's flags
+_DECLARATION = re.compile(rb"(?:\xef\xbb\xbf)?<\?xml[^>]{1,200}\?>\s*+")
 
 
-def open_word(data: bytes, name: str) -> Any:
-    """Return python-docx's document.
+@dataclass(frozen=True)
+class WordPart:
+    """A part of a package that has words: the body, a header or footer, or all notes of a kind."""
+
+    name: str  # of its file in the package
+    title: str  # as a reader knows it, such as "the footnotes"; "" of the body
+    root: Any
+    declaration: bytes  # that its file begins with, if it has one and is in UTF-8
+
+    def xml(self) -> bytes:
+        """Return its file as it is now."""
+        from lxml import etree
+
+        tree = self.root.getroottree()
+        if not self.declaration:
+            return bytes(etree.tostring(tree, encoding="UTF-8", standalone=True))
+        return self.declaration + bytes(etree.tostring(tree, encoding="UTF-8"))
+
+
+class WordPackage:
+    """The files of a document of Word; those that have words are parsed.
 
     Raises:
         ValueError: If python-docx is not installed, or the bytes are no whole document of Word.
     """
-    try:
-        from docx import Document
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{name} needs a package that is not installed (python-docx): run "
-            "pip install 'speculative-t5[word]'"
-        ) from error
-    _check_package(data, name)
-    stream = io.BytesIO(data)
-    try:
-        document = Document(stream)
-        roots(document)
-        notes(document)
-    except MemoryError:
-        raise
-    except Exception as error:  # python-docx, lxml and zipfile promise none for damaged files
-        why = first_line(error).replace(repr(stream), name)
-        raise ValueError(
-            f"{name} is no whole document of Word ({why}): save it again as .docx"
-        ) from error
-    if document.element.body is None:
-        raise ValueError(f"{name} is no whole document of Word (no body): save it again as .docx")
-    found = [*roots(document), *(root for _, root in notes(document))]
-    if any(root.getroottree().docinfo.internalDTD is not None for root in found):
-        raise ValueError(
-            f"{name} declares a document type, which documents of Word have not: save it again as "
-            ".docx"
-        )
-    return document
+
+    def __init__(self, data: bytes, name: str) -> None:
+        try:
+            from docx import Document
+            from docx.oxml.ns import qn
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"{name} needs a package that is not installed (python-docx): run "
+                "pip install 'speculative-t5[word]'"
+            ) from error
+        _check_package(data, name)
+        self._data = data
+        stream = io.BytesIO(data)
+        try:
+            self._document = Document(stream)
+            with ZipFile(stream) as package:
+                if damaged := package.testzip():
+                    raise BadZipFile(f"{damaged} is damaged")
+                self.parts = [*_parts(self._document, package)]
+        except MemoryError:
+            raise
+        except Exception as error:  # python-docx, lxml and zipfile promise none for damaged files
+            why = first_line(error).replace(repr(stream), name)
+            raise ValueError(
+                f"{name} is no whole document of Word ({why}): save it again as .docx"
+            ) from error
+        if self.parts[0].root.find(qn("w:body")) is None:
+            raise ValueError(
+                f"{name} is no whole document of Word (no body): save it again as .docx"
+            )
+        if any(part.root.getroottree().docinfo.internalDTD is not None for part in self.parts):
+            raise ValueError(
+                f"{name} declares a document type, which documents of Word have not: save it again "
+                "as .docx"
+            )
+
+    @property
+    def relations(self) -> set[str]:
+        """The kinds of parts that its parts refer to, such as "comments"."""
+        relations = self._document.part.package.iter_rels()
+        return {each.reltype.rpartition("/")[2] for each in relations}
+
+    def saved(self, changed: Iterable[WordPart]) -> bytes:
+        """Return the package with some parts as they are now; other files keep their bytes."""
+        made = {part.name: part.xml() for part in changed}
+        if not made:
+            return self._data
+        file = io.BytesIO()
+        with ZipFile(io.BytesIO(self._data)) as before, ZipFile(file, "w") as after:
+            for member in {each.filename: each for each in before.infolist()}.values():
+                copy = ZipInfo(member.filename, member.date_time)
+                copy.compress_type, copy.external_attr = member.compress_type, member.external_attr
+                data = made.get(member.filename)
+                after.writestr(copy, before.read(member) if data is None else data)
+        return file.getvalue()
 
 
-def notes(document: Any) -> list[tuple[Any, Any]]:
-    """Return each part with footnotes or endnotes, which python-docx leaves as bytes, parsed."""
-    from docx.opc.part import XmlPart
-    from docx.oxml import parse_xml
+def _parts(document: Any, package: ZipFile) -> Iterator[WordPart]:
+    """Yield the body, headers and footers, and notes."""
+    from docx.oxml.parser import element_class_lookup
+    from lxml import etree
 
-    return [
-        (relation.target_part, parse_xml(relation.target_part.blob))
-        for relation in document.part.rels.values()
-        if relation.reltype.endswith(("/footnotes", "/endnotes"))
-        and not relation.is_external
-        and not isinstance(relation.target_part, XmlPart)
-    ]
-
-
-def roots(document: Any) -> list[Any]:
-    """Return the elements that have text: the body, and headers and footers."""
-    from docx.opc.part import XmlPart
-
-    body = document.element.body
-    found = [] if body is None else [body]
-    for relation in document.part.rels.values():
-        if relation.reltype.endswith(("/header", "/footer")) and not relation.is_external:
-            part = relation.target_part
-            if isinstance(part, XmlPart):
-                found.append(part.element)
-    return found
+    # That of python-docx leaves white space out, and promises nothing of notes.
+    parser = etree.XMLParser(resolve_entities=False)
+    parser.set_element_class_lookup(element_class_lookup)
+    found = {document.part.partname.membername: ""}
+    relations = [each for each in document.part.rels.values() if not each.is_external]
+    for kinds in (("header", "footer"), ("footnotes", "endnotes")):
+        for relation in relations:
+            kind = relation.reltype.rpartition("/")[2]
+            if kind in kinds:
+                found.setdefault(relation.target_part.partname.membername, kind)
+    kinds_found = [*found.values()]
+    for number, (name, kind) in enumerate(found.items()):
+        title = f"the {kind}" if kind else ""
+        if kinds_found.count(kind) > 1:
+            title = f"{kind} {kinds_found[: number + 1].count(kind)}"
+        data = package.read(name)
+        root = etree.fromstring(data, parser)
+        is_utf8 = (root.getroottree().docinfo.encoding or "UTF-8").upper() == "UTF-8"
+        declaration = _DECLARATION.match(data)
+        yield WordPart(name, title, root, declaration[0] if declaration and is_utf8 else b"")
 
 
 def _check_package(data: bytes, name: str) -> None:
