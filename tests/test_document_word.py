@@ -327,14 +327,19 @@ READ = {  # lines; words of which those in capitals have to stay
         f"<w:p>{field('HYPERLINK x', shown('one ') + field('DATE', shown('TWO')))}</w:p>",
         ["one TWO"],
     ),
+    "a link in a date": (
+        f"<w:p>{field('DATE', field('HYPERLINK x', shown('ONE')))}{shown(' two')}</w:p>",
+        ["ONE two"],
+    ),
     "a simple link in a simple field": (
         '<w:p><w:fldSimple w:instr="DATE"><w:fldSimple w:instr="HYPERLINK x">'
         f"{shown('ONE')}</w:fldSimple></w:fldSimple>{shown(' two')}</w:p>",
         ["ONE two"],
     ),
     "a field that does not end in a text box": (
-        f"<w:p>{BOX.format(CODE + mark('separate') + shown('ONE'))}{shown('two')}</w:p>",
-        ["two"],
+        f"<w:p>{BOX.format(CODE + mark('separate') + shown('ONE'))}{shown('two')}</w:p>"
+        f"<w:p>{shown('three')}</w:p>",
+        ["two", "three"],
     ),
     "a control that is bound to data": (
         f"<w:p>{control('<w:dataBinding/>', shown('ONE'))}{shown(' two')}</w:p>",
