@@ -12,6 +12,8 @@ import random_documents
 from docx import Document as NewWord
 from docx.oxml import parse_xml
 from pieces import Scripted
+from random_word import NAMESPACES
+from word_faults import skeleton_of_docx
 
 # Mistakes, and what is right.
 RIGHT = {
@@ -160,7 +162,7 @@ def word(*paragraphs: str) -> bytes:
     document = NewWord()
     body = document.element.body
     for each in paragraphs:
-        element = parse_xml(f"<w:p {random_documents.NAMESPACES}>{each}</w:p>")
+        element = parse_xml(f"<w:p {NAMESPACES}>{each}</w:p>")
         body.insert(len(body) - 1, element)
     file = io.BytesIO()
     document.save(file)
@@ -242,11 +244,12 @@ def test_runs_of_word_keep_their_characters(name: str) -> None:
     found, _ = rewritten(before, "a.docx")
     texts = NewWord(io.BytesIO(found)).element.xpath("//w:t")
     assert [each.text for each in texts if each.text] == wanted
-    skeleton = random_documents.skeleton_of_docx
-    assert skeleton(found)[0] == skeleton(before)[0]
+    assert skeleton_of_docx(found)[0] == skeleton_of_docx(before)[0]
 
 
-@pytest.mark.parametrize(("kind", "count"), [("html", 400), ("md", 400), ("docx", 25)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("html", 400), ("md", 400), ("docx", 25), ("docx-tracked", 25)]
+)
 def test_nothing_else_changes_in_random_documents(kind: str, count: int) -> None:
     """More of them: scripts/checks/random_documents.py."""
     for seed in range(count):

@@ -12,10 +12,10 @@ from typing import Any
 from speculative_t5.documents import Document, RewriteOptions, read_file
 
 import pytest
-import random_documents
 from docx import Document as NewWord
 from docx.oxml import parse_xml
 from pieces import Scripted
+from random_word import NAMESPACES
 
 FOLDER = Path(__file__).parent / "variations"
 TAG = re.compile(r"<[^<>]*>|\|")
@@ -175,7 +175,7 @@ def word(text: str) -> bytes:
         else:
             places = [getattr(document.sections[0], kind).paragraphs[0]]
         for place, each in zip(places, words.split(r"\n"), strict=True):
-            for element in parse_xml(f"<w:p {random_documents.NAMESPACES}>{xml_of(each)}</w:p>"):
+            for element in parse_xml(f"<w:p {NAMESPACES}>{xml_of(each)}</w:p>"):
                 place._p.append(element)
     file = io.BytesIO()
     document.save(file)

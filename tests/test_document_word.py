@@ -232,6 +232,209 @@ def test_charts_are_said_to_stay() -> None:
     assert read_file(packed(with_chart), "a.docx").not_kept() == ["charts stay as they were"]
 
 
+def parts_of(data: bytes) -> Parts:
+    with zipfile.ZipFile(io.BytesIO(data)) as package:
+        return {name: package.read(name) for name in package.namelist()}
+
+
+def with_paragraphs(paragraphs: str) -> bytes:
+    def change(parts: Parts) -> None:
+        parts[BODY] = re.sub(b"<w:p>.*</w:p>", paragraphs.encode(), parts[BODY], flags=re.DOTALL)
+
+    return packed(change)
+
+
+def test_a_part_of_which_nothing_changes_keeps_its_bytes() -> None:
+    """So does what no part refers to, and the white space between elements of one that changes."""
+
+    def change(parts: Parts) -> None:
+        parts["other/a.bin"] = b"a"
+        parts["word/styles.xml"] = parts["word/styles.xml"].replace(b"><", b">\n  <")
+        parts[BODY] = parts[BODY].replace(b"><", b">\n  <")
+
+    data = packed(change)
+    form = read_file(data, "a.docx")
+    assert form.rewritten(form.text) == data
+    done = parts_of(form.rewritten(form.text.replace(WRONG, RIGHT, 1)))
+    before = parts_of(data)
+    assert [*done] == [*before]
+    assert done.pop(BODY) == re.sub(
+        b"<w:t>" + WRONG.encode(),
+        b'<w:t xml:space="preserve">' + RIGHT.encode(),
+        before.pop(BODY),
+    )
+    assert done == before
+
+
+def test_places_are_those_of_their_part() -> None:
+    form = read_file(packed(with_notes), "a.docx")
+    assert form.text.split("\n") == [WRONG, WRONG, "He have a footnote.", "He have a endnote."]
+    assert [form.place(line) for line in (1, 2, 3, 4)] == [
+        "paragraph 1",
+        "paragraph 1 of the header",
+        "paragraph 1 of the footnotes",
+        "paragraph 1 of the endnotes",
+    ]
+    form.rewritten(form.text.replace("He have a footnote", "Sie hat Fussnoten"))
+    assert form.not_kept() == []
+
+
+def test_estimates_are_listed_by_their_places() -> None:
+    def change(parts: Parts) -> None:
+        with_notes(parts)
+        name = "word/endnotes.xml"
+        bold = b"He </w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t>have</w:t></w:r><w:r><w:t> "
+        parts[name] = parts[name].replace(b"He have ", bold).replace(b"<w:t>", KEPT_SPACES)
+
+    form = read_file(packed(change), "a.docx")
+    form.rewritten(form.text.replace("He have a endnote.", "Sie hat viele Noten am Ende."))
+    (said,) = form.not_kept()
+    assert said.startswith("paragraph 1 of the endnotes: the places of bold words")
+
+
+@pytest.mark.parametrize("name", ["word/footnotes.xml", "word/endnotes.xml", "word/header1.xml"])
+def test_a_document_type_is_refused_in_each_part(name: str) -> None:
+    def change(parts: Parts) -> None:
+        with_notes(parts)
+        data = parts[name]
+        end = data.index(b"?>") + 2 if data.startswith(b"<?xml") else 0
+        parts[name] = data[:end] + ENTITIES.removeprefix(b"?>") + data[end:]
+
+    with pytest.raises(ValueError, match="declares a document type") as raised:
+        read_file(packed(change), "a.docx")
+    check_message(str(raised.value), "a.docx")
+
+
+KEPT_SPACES = b'<w:t xml:space="preserve">'
+
+
+def test_spaces_that_are_not_shown_are_not_read() -> None:
+    data = with_paragraphs(
+        "<w:p><w:r><w:t>\n  Under </w:t></w:r><w:r><w:t> lined text are here.\n</w:t></w:r></w:p>"
+        '<w:p xml:space="preserve"><w:r><w:t> He go.</w:t></w:r></w:p>'
+    )
+    form = read_file(data, "a.docx")
+    assert form.text.split("\n")[:2] == ["Underlined text are here.", " He go."]
+    done = parts_of(form.rewritten(form.text.replace("are", "is")))[BODY]
+    assert b"<w:t>\n  Under </w:t>" in done
+    assert KEPT_SPACES + b"lined text is here.</w:t>" in done
+
+
+def mark(kind: str) -> str:
+    return f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>'
+
+
+def field(instruction: str, shown: str, tag: str = "instrText") -> str:
+    code = f"<w:r><w:{tag}>{instruction}</w:{tag}></w:r>"
+    return mark("begin") + code + mark("separate") + shown + mark("end")
+
+
+def shown(text: str) -> str:
+    return f'<w:r><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def control(kind: str, inner: str) -> str:
+    return f"<w:sdt><w:sdtPr>{kind}</w:sdtPr><w:sdtContent>{inner}</w:sdtContent></w:sdt>"
+
+
+MC = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+DELETED = '<w:del w:id="1" w:author="Bob">{}</w:del>'
+BOX = "<w:r><w:pict><w:txbxContent><w:p>{}</w:p></w:txbxContent></w:pict></w:r>"
+BOTH = (
+    f"<mc:AlternateContent {MC}><mc:Choice>{{}}</mc:Choice><mc:Fallback>{{}}</mc:Fallback>"
+    "</mc:AlternateContent>"
+)
+CODE = field("DATE", "").split(mark("separate"))[0]
+READ = {  # lines; words of which those in capitals have to stay
+    "a field that begins in a deletion": (
+        f"<w:p>{DELETED.format(CODE)}{mark('separate')}{shown('ONE')}{mark('end')}"
+        f"{shown(' two')}</w:p>",
+        ["ONE two"],
+    ),
+    "a field that ends in a deletion": (
+        f"<w:p>{CODE}{mark('separate')}{shown('ONE')}{DELETED.format(mark('end'))}</w:p>"
+        f"<w:p>{shown('two')}</w:p>",
+        ["two"],
+    ),
+    "a field that is deleted": (
+        f"<w:p>{DELETED.format(field('DATE', '', 'delInstrText'))}{shown('one')}</w:p>",
+        ["one"],
+    ),
+    "a field in the instruction of a link": (
+        f"<w:p>{mark('begin')}<w:r><w:instrText>hyperlink </w:instrText></w:r>"
+        f"{field('HYPERLINK x', shown('ONE'))}{mark('separate')}{shown('two')}{mark('end')}</w:p>",
+        ["ONEtwo"],
+    ),
+    "a date in a link": (
+        f"<w:p>{field('HYPERLINK x', shown('one ') + field('DATE', shown('TWO')))}</w:p>",
+        ["one TWO"],
+    ),
+    "a link in a date": (
+        f"<w:p>{field('DATE', field('HYPERLINK x', shown('ONE')))}{shown(' two')}</w:p>",
+        ["ONE two"],
+    ),
+    "a simple link in a simple field": (
+        '<w:p><w:fldSimple w:instr="DATE"><w:fldSimple w:instr="HYPERLINK x">'
+        f"{shown('ONE')}</w:fldSimple></w:fldSimple>{shown(' two')}</w:p>",
+        ["ONE two"],
+    ),
+    "a field that does not end in a text box": (
+        f"<w:p>{BOX.format(CODE + mark('separate') + shown('ONE'))}{shown('two')}</w:p>"
+        f"<w:p>{shown('three')}</w:p>",
+        ["two", "three"],
+    ),
+    "a control that is bound to data": (
+        f"<w:p>{control('<w:dataBinding/>', shown('ONE'))}{shown(' two')}</w:p>",
+        ["ONE two"],
+    ),
+    "a list to choose from": (
+        f"<w:p>{control('<w:dropDownList/>', shown('ONE'))}{shown(' two')}</w:p>",
+        ["ONE two"],
+    ),
+    "a control": (f"<w:p>{control('<w:text/>', shown('one'))}{shown(' two')}</w:p>", ["one two"]),
+    "a text box of two kinds": (
+        f"<w:p>{shown('one')}<w:r>"
+        + BOTH.format(*[f"<w:txbxContent><w:p>{shown('two')}</w:p></w:txbxContent>"] * 2)
+        + f"</w:r>{shown(' three')}</w:p>",
+        ["one three", "two", "two"],
+    ),
+    "runs of two kinds": (f"<w:p>{BOTH.format(shown('one'), shown('TWO'))}</w:p>", ["one"]),
+    "a symbol": (
+        f"<w:p>{shown('one ')}<w:r><w:sym/></w:r>{shown(' two')}</w:p>",
+        ["one two"],
+    ),
+    "how a word is pronounced": (
+        f"<w:p>{shown('one')}<w:r><w:ruby><w:rt>{shown('TWO')}</w:rt>"
+        f"<w:rubyBase>{shown('three')}</w:rubyBase></w:ruby></w:r>{shown('four')}</w:p>",
+        ["onethreefour"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_words_are_read_and_what_programs_fill_stays(name: str) -> None:
+    paragraphs, lines = READ[name]
+    data = with_paragraphs(paragraphs)
+    form = read_file(data, "a.docx")
+    assert form.text.split("\n") == [*lines, WRONG]
+    assert form.rewritten(form.text.replace("\n".join(lines), "\n".join(lines).lower())) == data
+
+
+def test_what_is_not_read_is_listed() -> None:
+    relation = (
+        b'<Relationship Id="x" Target="charts/a.xml" Type="http://schemas.openxmlformats.org/'
+        b'officeDocument/2006/relationships/chart"/></Relationships>'
+    )
+
+    def change(parts: Parts) -> None:
+        parts["word/charts/a.xml"] = b"<a/>"
+        parts[RELATIONS] = parts[RELATIONS].replace(b"</Relationships>", relation)
+        kind = b'<Override PartName="/word/charts/a.xml" ContentType="application/xml"/></Types>'
+        parts[TYPES] = parts[TYPES].replace(b"</Types>", kind)
+
+    assert read_file(packed(change), "a.docx").not_kept() == ["charts stay as they were"]
+
+
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     (tmp_path / "weights").symlink_to(REPOSITORY / "weights")

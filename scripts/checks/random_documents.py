@@ -11,111 +11,27 @@ and its spelling. Where words were only replaced, replacing them back gives the 
 
 from __future__ import annotations
 
-import io
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
-from xml.etree import ElementTree
 
 from speculative_t5.documents import FormatOptions, PlainFile, read_file
 from speculative_t5.documents.marks import is_other
 
 import typer
-from docx import Document as NewWord
-from docx.oxml import parse_xml
 from random_catalogs import CATALOG_KINDS
 from random_html import html, skeleton_of_html
 from random_markdown import markdown, skeleton_of_markdown
 from random_subtitles import ass, lrc, skeleton_of_subtitles, srt, vtt
+from random_word import docx
 from random_words import WORD, Skeleton, Words
-
-NAMESPACES = (
-    'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main" '
-    'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
-)
-LOOKS = ("", "<w:b/>", "<w:i/>", "<w:b/><w:i/>", '<w:vertAlign w:val="superscript"/>')
-BETWEEN_RUNS = (
-    '<w:bookmarkStart w:id="1" w:name="a"/>',
-    '<w:bookmarkEnd w:id="1"/>',
-    '<w:commentRangeStart w:id="0"/>',
-    "<m:oMath><m:r><m:t>x</m:t></m:r></m:oMath>",
-    "<w:r><w:drawing/></w:r>",
-    '<w:r><w:footnoteReference w:id="2"/></w:r>',
-    "<w:r><w:softHyphen/></w:r>",
-    "<w:r><w:tab/></w:r>",
-    "<w:r><w:br/></w:r>",
-    '<w:proofErr w:type="gramStart"/>',
-    "<w:r/>",
-)
-
-
-def docx(words: Words) -> bytes:
-    """Return a document of Word."""
-    document, draw = NewWord(), words.draw
-    body = document.element.body
-    for _ in range(draw.randint(1, 3)):
-        inner = "".join(_runs(words))
-        body.insert(len(body) - 1, parse_xml(f"<w:p {NAMESPACES}>{inner}</w:p>"))
-    file = io.BytesIO()
-    document.save(file)
-    return file.getvalue()
-
-
-def _runs(words: Words) -> Iterator[str]:
-    draw = words.draw
-    for _ in range(draw.randint(1, 6)):
-        run = _run(words)
-        kind = draw.random()
-        if kind < 0.2:
-            yield f'<w:hyperlink w:anchor="x">{run}</w:hyperlink>'
-        elif kind < 0.3:
-            yield f'<w:fldSimple w:instr="DATE">{run}</w:fldSimple>'
-        elif kind < 0.4:
-            marks = (
-                f'<w:r><w:fldChar w:fldCharType="{name}"/></w:r>'
-                for name in ("begin", "separate", "end")
-            )
-            begin, middle, end = marks
-            yield f"{begin}<w:r><w:instrText>PAGE</w:instrText></w:r>{middle}{run}{end}"
-        elif kind < 0.5:
-            yield f'<w:ins w:id="1" w:author="a">{run}</w:ins>'
-        else:
-            yield run
-        if draw.random() < 0.4:
-            yield draw.choice(BETWEEN_RUNS)
-
-
-def _run(words: Words) -> str:
-    draw = words.draw
-    looks = draw.choice(LOOKS)
-    text = "".join(
-        words.new() + draw.choice([" ", " ", "", ", ", "  ", ". "])
-        for _ in range(draw.randint(1, 3))
-    )
-    own = f"<w:rPr>{looks}</w:rPr>" if looks else ""
-    hyphen = "<w:noBreakHyphen/>" if draw.random() < 0.1 else ""
-    return f'<w:r>{own}<w:t xml:space="preserve">{text}</w:t>{hyphen}</w:r>'
-
+from word_faults import faults_of_changes, faults_of_reading, skeleton_of_docx
 
 _APART = re.compile(r"(?<!\w)[a-zäßéж]*\d+x(?!\w)")  # from its neighbours
 _TOGETHER = re.compile(r"\dx\w*\d+x")  # in which marks begin and end within what is changed
-
-
-def skeleton_of_docx(data: bytes) -> Skeleton:
-    """Return the elements of all paragraphs, and the number of the element that a word is in."""
-    from zipfile import ZipFile
-
-    body = ElementTree.fromstring(ZipFile(io.BytesIO(data)).read("word/document.xml"))
-    found, marks = [], {}
-    for number, each in enumerate(body.iter()):
-        found.append(
-            f"{each.tag} {sorted(each.attrib.items()) if not each.tag.endswith('}t') else ''}"
-        )
-        marks.update({word: str(number) for word in WORD.findall(each.text or "")})
-    return found, marks
 
 
 @dataclass(frozen=True)
@@ -126,6 +42,7 @@ class Kind:
     skeleton: Callable[[bytes], Skeleton]
     name: str
     options: FormatOptions = FormatOptions()
+    unread: Callable[[bytes, str], list[str]] = lambda data, text: []  # says what is not in a text
 
     def read(self, data: bytes) -> PlainFile:
         """Read a document of it."""
@@ -136,7 +53,8 @@ KINDS = {
     "html": Kind(html, skeleton_of_html, "a.html"),
     "attributes": Kind(html, skeleton_of_html, "a.html", FormatOptions(attributes=True)),
     "md": Kind(markdown, skeleton_of_markdown, "a.md"),
-    "docx": Kind(docx, skeleton_of_docx, "a.docx"),
+    "docx": Kind(docx, skeleton_of_docx, "a.docx", unread=faults_of_reading),
+    "docx-tracked": Kind(docx, skeleton_of_docx, "a.docx", FormatOptions(track_changes="Ann")),
     **{name: Kind(each.make, each.skeleton, each.name) for name, each in CATALOG_KINDS.items()},
     "srt": Kind(srt, skeleton_of_subtitles, "a.srt"),
     "vtt": Kind(vtt, skeleton_of_subtitles, "a.vtt"),
@@ -145,12 +63,17 @@ KINDS = {
 }
 
 
-def edited(text: str, words: Words, *, only_replace: bool) -> str:
-    """Return a text with some of its words replaced, left out, and with others put in."""
+def edited(text: str, words: Words, *, only_replace: bool, changes_all: bool = True) -> str:
+    """Return a text with some of its words replaced, left out, and with others put in.
+
+    Words that have to stay, those with a q, are among them if it `changes_all`.
+    """
     draw = words.draw
 
     def change(found: re.Match[str]) -> str:
         kind = draw.random()
+        if found[0].startswith("q") and not changes_all:
+            return found[0]
         if kind < 0.2:
             return words.new()
         if only_replace or kind > 0.35:
@@ -181,6 +104,17 @@ def _signs_of_cues(text: str) -> list[str]:
     return sorted(" ".join(re.findall(r"\w+|[^\w\s–-]", line)) for line in text.split("\n"))
 
 
+def _faults_of_marks(*documents: tuple[str, Skeleton]) -> list[str]:
+    """Say which words of two texts have other marks in one."""
+    (text, (_, before)), (new_text, (_, after)) = documents
+    apart = {*_APART.findall(text)} & {*_APART.findall(new_text)}
+    return [
+        f"the marks of {word} have changed"
+        for word in apart & before.keys() & after.keys()
+        if before[word] != after[word]
+    ]
+
+
 def faults_of(kind: Kind, seed: int) -> list[str]:
     """Return what is wrong with one random document after random changes."""
     words = Words(random.Random(seed))
@@ -189,9 +123,14 @@ def faults_of(kind: Kind, seed: int) -> list[str]:
     if form.rewritten(form.text) != data:
         faults.append("a text that is the same changes the file")
     only_replace = seed % 2 == 0
-    wanted = edited(form.text, words, only_replace=only_replace)
-    form = kind.read(data)
+    wanted = edited(form.text, words, only_replace=only_replace, changes_all=seed % 4 > 1)
+    if kind.make is not docx:  # which is not changed by a text that is the same
+        form = kind.read(data)
     made = form.rewritten(wanted)
+    faults += kind.unread(data, form.text)
+    if author := kind.options.track_changes:
+        direct = read_file(data, kind.name).rewritten(wanted)
+        return faults + faults_of_changes(data, made, direct, author)
     has_refused = any("left out" in said for said in form.not_kept())
     again = kind.read(made)
     pairs = [*zip(form.text.split("\n"), wanted.split("\n"), strict=True)]
@@ -204,14 +143,11 @@ def faults_of(kind: Kind, seed: int) -> list[str]:
         faults.append("what is no text has changed")
     if any("estimates" in said for said in form.not_kept()):
         return faults
-    apart = {*_APART.findall(form.text)} & {*_APART.findall(again.text)}
-    for word in apart & before[1].keys() & after[1].keys():
-        if before[1][word] != after[1][word]:
-            faults.append(f"the marks of {word} have changed")
+    faults += _faults_of_marks((form.text, before), (again.text, after))
     if is_retold:
         return faults
     if only_replace and not has_refused and not _TOGETHER.search(form.text + " " + again.text):
-        back = kind.read(made).rewritten(kind.read(data).text)
+        back = again.rewritten(form.text)
         if kind.skeleton(back) != before or (not kind.name.endswith("docx") and back != data):
             faults.append("replacing words back does not give the file back")
     return faults

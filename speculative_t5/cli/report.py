@@ -26,7 +26,7 @@ LINE_WIDTH = 80  # columns of a terminal, which the last line does not exceed
 
 def where(target: Target, form: PlainFile, several: bool, line: int) -> str:
     """Say where a line is; of several files, in which."""
-    place = f"{form.unit} {form.number(line)}"
+    place = form.place(line)
     return f"{target.name}, {place}" if several else place
 
 
@@ -67,6 +67,8 @@ def _print_changes(
     for number, (before, after) in enumerate(pairs, 1):
         if before != after:
             shown = f"{form.number(number):5}"
+            if form.place(number) != f"{form.unit} {form.number(number)}":
+                shown = form.place(number)
             print_change(out, f"{target.name}:{shown}" if several else shown, before, after)
 
 

@@ -48,6 +48,10 @@ class PlainFile:
         """Return the number, from 1, under which a reader of the file finds a line of the text."""
         return line
 
+    def place(self, line: int) -> str:
+        """Return where a reader of the file finds a line of the text."""
+        return f"{self.unit} {self.number(line)}"
+
     def rewritten(self, text: str) -> bytes:
         """Return the file with another text of as many lines."""
         return text.encode()
@@ -57,14 +61,14 @@ class PlainFile:
         return []
 
 
-def say_estimated(unit: str, numbers: Sequence[int], what: str) -> list[str]:
+def say_estimated(unit: str, numbers: Sequence[int | str], what: str) -> list[str]:
     """Say of each numbered unit, once, that the places of something in it are estimates."""
     return [
         f"{unit} {number}: the places of {what} are estimates" for number in dict.fromkeys(numbers)
     ]
 
 
-def say_refused(unit: str, numbers: Sequence[int], what: str) -> list[str]:
+def say_refused(unit: str, numbers: Sequence[int | str], what: str) -> list[str]:
     """Say of each numbered unit, once, that something in it has to stay as it is."""
     return [
         f"{unit} {number}: changes of {what}, which has to stay, were left out"

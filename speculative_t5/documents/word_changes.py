@@ -28,19 +28,19 @@ class ChangeTracker:
         taken = {each.get(qn("w:id")) for root in roots for each in root.iter("*")}
         self._ids = (number for each in count(1) if (number := str(each)) not in taken)
 
-    def change(self, text: Any, new: str, *, is_whole: bool) -> None:
-        """Write what changes in a text, an element in a run, whose run is divided around it.
+    def change(self, element: Any, text: str, new: str, *, is_whole: bool) -> None:
+        """Write what changes in the text of an element in a run, which is divided around it.
 
         With `is_whole` the change is one; otherwise words are changed one by one. Of several texts
         in a run, the first has to be changed first.
         """
-        run = text.getparent()
-        before = [child for child in run[: run.index(text)] if child is not run.rPr]
+        run = element.getparent()
+        before = [child for child in run[: run.index(element)] if child is not run.rPr]
         if before:
             run.addprevious(self._run_like(run, before))
-        for kind, piece in _kept_and_changed(text.text or "", new, is_whole=is_whole):
+        for kind, piece in _kept_and_changed(text, new, is_whole=is_whole):
             self._write(run, kind, piece)
-        run.remove(text)
+        run.remove(element)
         if not any(child is not run.rPr for child in run):
             _remove(run)
 

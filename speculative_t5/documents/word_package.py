@@ -1,4 +1,4 @@
-"""Opens the package of files that a document of Word is, and says in a line what is wrong with it.
+"""The package of files that a document of Word is: parts with words, and what is wrong with it.
 
 Imports `errors` alone; python-docx is imported where there is such a document.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import BadZipFile, ZipFile, ZipInfo
 
 from ..errors import first_line
 
@@ -20,112 +22,132 @@ OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 RELATIONS_FILE, STRICT_NAMES = "_rels/.rels", b"http://purl.oclc.org/ooxml/officeDocument/"
 MAX_RELATIONS = 10**5  # bytes of that file that are looked at
 ENCRYPTED_FLAG = 1  # the bit of a member's flags
+_DECLARATION = re.compile(rb"(?:\xef\xbb\xbf)?<\?xml[^>]{1,200}\?>\s*+")
 
 
-def open_word(data: bytes, name: str) -> Any:
-    """Return python-docx's document.
+@dataclass(frozen=True)
+class WordPart:
+    """A part of a package that has words: the body, a header or footer, or all notes of a kind."""
+
+    name: str  # of its file in the package
+    title: str  # as a reader knows it, such as "the footnotes"; "" of the body
+    root: Any
+    declaration: bytes  # that its file begins with, if it has one and is in UTF-8
+
+    def xml(self) -> bytes:
+        """Return its file as it is now."""
+        from lxml import etree
+
+        tree = self.root.getroottree()
+        if not self.declaration:
+            return bytes(etree.tostring(tree, encoding="UTF-8", standalone=True))
+        return self.declaration + bytes(etree.tostring(tree, encoding="UTF-8"))
+
+
+class WordPackage:
+    """The files of a document of Word; those that have words are parsed.
 
     Raises:
         ValueError: If python-docx is not installed, or the bytes are no whole document of Word.
     """
-    try:
-        from docx import Document
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{name} needs a package that is not installed (python-docx): run "
-            "pip install 'speculative-t5[word]'"
-        ) from error
-    _check_package(data, name)
-    stream, is_strict = io.BytesIO(data), False
-    try:
-        is_strict = _is_strict(data)
-        document = Document(stream)
-        damaged = _damaged_file(data)
-        roots(document)
-        notes(document)
-    except MemoryError:
-        raise
-    except Exception as error:  # python-docx, lxml and zipfile promise none for damaged files
-        if is_strict:
+
+    def __init__(self, data: bytes, name: str) -> None:
+        try:
+            from docx import Document
+            from docx.oxml.ns import qn
+        except ModuleNotFoundError as error:
             raise ValueError(
-                f"{name} is in the strict form of Open XML, which is not read: save it as a Word "
-                "document (.docx) that is not strict"
+                f"{name} needs a package that is not installed (python-docx): run "
+                "pip install 'speculative-t5[word]'"
             ) from error
-        why = first_line(error).replace(repr(stream), name)
-        raise ValueError(
-            f"{name} is no whole document of Word ({why}): save it again as .docx"
-        ) from error
-    missing = f"{damaged} is damaged" if damaged else None
-    if document.element.body is None:
-        missing = "no body"
-    if missing:
-        raise ValueError(f"{name} is no whole document of Word ({missing}): save it again as .docx")
-    found = [*roots(document), *notes(document)]
-    if any(root.getroottree().docinfo.internalDTD is not None for _, root in found):
-        raise ValueError(
-            f"{name} declares a document type, which documents of Word have not: save it again as "
-            ".docx"
-        )
-    return document
+        _check_package(data, name)
+        self._data = data
+        stream, is_strict = io.BytesIO(data), False
+        try:
+            with ZipFile(stream) as package:
+                is_strict = _is_strict(package)
+                self._document = Document(stream)
+                damaged = package.testzip()
+                self.parts = [*_parts(self._document, package)]
+        except MemoryError:
+            raise
+        except Exception as error:  # python-docx, lxml and zipfile promise none for damaged files
+            if is_strict:
+                raise ValueError(
+                    f"{name} is in the strict form of Open XML, which is not read: save it as a "
+                    "Word document (.docx) that is not strict"
+                ) from error
+            why = first_line(error).replace(repr(stream), name)
+            raise ValueError(
+                f"{name} is no whole document of Word ({why}): save it again as .docx"
+            ) from error
+        missing = f"{damaged} is damaged" if damaged else None
+        if self.parts[0].root.find(qn("w:body")) is None:
+            missing = "no body"
+        if missing:
+            raise ValueError(
+                f"{name} is no whole document of Word ({missing}): save it again as .docx"
+            )
+        if any(part.root.getroottree().docinfo.internalDTD is not None for part in self.parts):
+            raise ValueError(
+                f"{name} declares a document type, which documents of Word have not: save it again "
+                "as .docx"
+            )
+
+    @property
+    def relations(self) -> set[str]:
+        """The kinds of parts that its parts refer to, such as "comments"."""
+        relations = self._document.part.package.iter_rels()
+        return {each.reltype.rpartition("/")[2] for each in relations}
+
+    def saved(self, changed: Iterable[WordPart]) -> bytes:
+        """Return the package with some parts as they are now; other files keep their bytes."""
+        made = {part.name: part.xml() for part in changed}
+        if not made:
+            return self._data
+        file = io.BytesIO()
+        with ZipFile(io.BytesIO(self._data)) as before, ZipFile(file, "w") as after:
+            for member in {each.filename: each for each in before.infolist()}.values():
+                copy = ZipInfo(member.filename, member.date_time)
+                copy.compress_type, copy.external_attr = member.compress_type, member.external_attr
+                data = made.get(member.filename)
+                after.writestr(copy, before.read(member) if data is None else data)
+        return file.getvalue()
 
 
-def notes(document: Any) -> list[tuple[str, Any]]:
-    """Return footnotes and endnotes, which python-docx leaves as bytes, parsed.
+def _parts(document: Any, package: ZipFile) -> Iterator[WordPart]:
+    """Yield the body, headers and footers, and notes."""
+    from docx.oxml.parser import element_class_lookup
+    from lxml import etree
 
-    Before each is the name of the file that it is in.
-    """
-    from docx.opc.part import XmlPart
-    from docx.oxml import parse_xml
-
-    return [
-        (relation.target_part.partname.membername, parse_xml(relation.target_part.blob))
-        for relation in document.part.rels.values()
-        if relation.reltype.endswith(("/footnotes", "/endnotes"))
-        and not relation.is_external
-        and not isinstance(relation.target_part, XmlPart)
-    ]
-
-
-def roots(document: Any) -> list[tuple[str, Any]]:
-    """Return the elements that have text: the body, and headers and footers.
-
-    Before each is the name of the file that it is in.
-    """
-    from docx.opc.part import XmlPart
-
-    body = document.element.body
-    found = [] if body is None else [(document.part.partname.membername, body)]
-    for relation in document.part.rels.values():
-        if relation.reltype.endswith(("/header", "/footer")) and not relation.is_external:
-            part = relation.target_part
-            if isinstance(part, XmlPart):
-                found.append((part.partname.membername, part.element))
-    return found
+    # That of python-docx leaves white space out, and promises nothing of notes.
+    parser = etree.XMLParser(resolve_entities=False)
+    parser.set_element_class_lookup(element_class_lookup)
+    found = {document.part.partname.membername: ""}
+    relations = [each for each in document.part.rels.values() if not each.is_external]
+    for kinds in (("header", "footer"), ("footnotes", "endnotes")):
+        for relation in relations:
+            kind = relation.reltype.rpartition("/")[2]
+            if kind in kinds:
+                found.setdefault(relation.target_part.partname.membername, kind)
+    kinds_found = [*found.values()]
+    for number, (name, kind) in enumerate(found.items()):
+        title = f"the {kind}" if kind else ""
+        if kinds_found.count(kind) > 1:
+            title = f"{kind} {kinds_found[: number + 1].count(kind)}"
+        data = package.read(name)
+        root = etree.fromstring(data, parser)
+        is_utf8 = (root.getroottree().docinfo.encoding or "UTF-8").upper() == "UTF-8"
+        declaration = _DECLARATION.match(data)
+        yield WordPart(name, title, root, declaration[0] if declaration and is_utf8 else b"")
 
 
-def with_parts(data: bytes, made: Mapping[str, bytes]) -> bytes:
-    """Return a package with other bytes of some of its files; all others stay as they are."""
-    file = io.BytesIO()
-    with ZipFile(io.BytesIO(data)) as package, ZipFile(file, "w") as written:
-        for member in {each.filename: each for each in package.infolist()}.values():
-            name = member.filename
-            written.writestr(member, made[name] if name in made else package.read(name))
-    return file.getvalue()
-
-
-def _is_strict(data: bytes) -> bool:
+def _is_strict(package: ZipFile) -> bool:
     """Whether a package says that it is in the form whose names begin with purl.oclc.org."""
-    with ZipFile(io.BytesIO(data)) as package:
-        if RELATIONS_FILE not in package.namelist():
-            return False
-        with package.open(RELATIONS_FILE) as relations:
-            return STRICT_NAMES in relations.read(MAX_RELATIONS)
-
-
-def _damaged_file(data: bytes) -> str | None:
-    """Return the first file in a package that cannot be read, also if no other refers to it."""
-    with ZipFile(io.BytesIO(data)) as package:
-        return package.testzip()
+    if RELATIONS_FILE not in package.namelist():
+        return False
+    with package.open(RELATIONS_FILE) as relations:
+        return STRICT_NAMES in relations.read(MAX_RELATIONS)
 
 
 def _check_package(data: bytes, name: str) -> None:

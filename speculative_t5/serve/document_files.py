@@ -69,7 +69,7 @@ def rewrite_file(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) ->
         "changed": sum(piece.status == "changed" for piece in result.pieces),
         "kept": [
             {
-                "place": f"{document.unit} {document.number(piece.line)}",
+                "place": document.place(piece.line),
                 "text": piece.source,
                 "reason": piece.reason,
             }
