@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -22,6 +23,8 @@ from .layout import bare, places, similarity
 
 LIKE_START = 3  # letters that two forms of a word begin with
 LIKE_BEFORE = 0.75  # the least similarity of a text that is corrected, and not translated
+LIKE_LENGTH = 200  # characters of such texts at most
+LIKE_PAIRS = 0.5  # the least share of pairs of letters that such texts have in common
 TextEdit = tuple[int, int, str]  # where a stretch begins and ends, and what replaces it
 Text = TypeVar("Text")  # a part as a reader of a format has it
 _LETTERS = re.compile(r"\w+")
@@ -428,7 +431,24 @@ def _has_as_many_words(text: str, edit: TextEdit) -> bool:
 def is_other(before: str, after: str) -> bool:
     """Whether most words of a text are not those of the text before, nor written much like them."""
     old, new = ({*map(bare, text.split())} for text in (before, after))
-    return 2 * len(old & new) < len(new) and similarity(before, after) < LIKE_BEFORE
+    return 2 * len(old & new) < len(new) and not _is_like(before, after)
+
+
+def _is_like(before: str, after: str) -> bool:
+    """Whether two short texts are written much alike; in long ones most words are hardly wrong.
+
+    Letters beside each other tell most that are not: if one letter of four is another, half of the
+    pairs of letters are still those of the text.
+    """
+    if max(len(before), len(after)) > LIKE_LENGTH:
+        return False
+    old, new = (
+        Counter(zip(letters, letters[1:], strict=False))
+        for letters in ([c for c in text.casefold() if c.isalnum()] for text in (before, after))
+    )
+    if 2 * (old & new).total() < LIKE_PAIRS * (old.total() + new.total()):
+        return False
+    return similarity(before, after) >= LIKE_BEFORE
 
 
 def _joins(*texts: str) -> bool:
