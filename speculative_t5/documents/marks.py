@@ -172,10 +172,11 @@ class _Writer:
             self._write(each)
         replaced = self._all[first:last]
         self._at = last
-        texts: dict[int, str] = {}  # by part
+        read: dict[int, list[str]] = {}  # by part
         for each in replaced:
             if each.text:
-                texts[each.part] = texts.get(each.part, "") + each.text
+                read.setdefault(each.part, []).append(each.text)
+        texts = {part: "".join(each) for part, each in read.items()}
         if self._is_whole:
             texts = self._with_outer(texts, start, end)
         found, is_estimate = self._divided(texts, new)
