@@ -173,6 +173,8 @@ def test_words_in_capitals_are_names_only_where_that_is_clear() -> None:
     for cue, lines in (
         ("MAN: HE GO HOME.", ["HE GO HOME."]),
         ("HE SAID: HE GO HOME.", ["HE SAID: HE GO HOME."]),
+        ("HE SAID: [DOOR SLAMS] HE GO HOME.", ["HE SAID: HE GO HOME."]),
+        ("DR. SMITH: [DOOR SLAMS]\nHe go home.", ["DOOR SLAMS", "He go home."]),
         ("DR. SMITH: He go home.", ["He go home."]),
         ("So he says\nMAN: He go home.", ["So he says", "He go home."]),
         ("It is so. >> He go. >> No.", ["It is so.", "He go.", "No."]),
