@@ -196,6 +196,8 @@ DESCRIPTIONS = {  # what is shown, and what the model reads of it to translate
     "♪ He is here ♪": ["He is here"],
     "He is [laughs] here.": ["He is here."],
     "He is ♪ here.": ["He is here."],
+    "He is (♪) here.": ["He is here."],
+    "(♪ ♪) He is here.": ["He is here."],
     "He (coughs) is here.": ["He is here."],
     "He (the man) is here.": ["He (the man) is here."],
     "He is here (and there).": ["He is here (and there)."],

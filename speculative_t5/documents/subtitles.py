@@ -486,7 +486,9 @@ def _stands_apart(mask: str, start: int, mark: _Mark) -> bool:
 def _stays_within(words: str) -> bool:
     """Whether what is in brackets, or notes, within a sentence is no part of it."""
     inner = _flat(words[1:-1])
-    return words[0] not in "(（" or inner.isupper() or (inner.isalpha() and inner.islower())
+    if words[0] not in "(（" or not inner.strip(f"{_NOTES} "):
+        return True
+    return inner.isupper() or (inner.isalpha() and inner.islower())
 
 
 def _is_wide(words: str) -> bool:
