@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from speculative_t5.documents import Document, RewriteOptions, read_file
+from speculative_t5.documents.dividing import TextPart, divided_by_words
 from speculative_t5.documents.marks import Character, MarkedLine, Part, least_edits, trimmed
 
 import pytest
@@ -312,3 +313,18 @@ def test_a_character_that_is_written_as_one_goes_as_one() -> None:
     assert line.changed("abd").parts == ["&x;d"]
     assert line.changed("axc").parts == ["axc"]
     assert line.changed("bc").parts == ["bc"]
+
+
+def test_no_word_is_divided_where_small_letters_are_more() -> None:
+    parts = [TextPart("Nimm die ßßß: "), TextPart("sie ist da.")]
+    assert divided_by_words(parts, "Take the ßßß that is: there.") == [
+        "Take the ßßß that is: ",
+        "there.",
+    ]
+
+
+def test_words_that_are_retold_do_not_come_before_what_stays() -> None:
+    places = enumerate(("", "ab1x; g2x", ""))  # of all of which the same mark is
+    letters = [Character(char, part, char) for part, text in places for char in text]
+    line = MarkedLine(letters, [Part(1)] * 3)
+    assert line.changed("; cj3x").parts == ["", "; cj3x", ""]

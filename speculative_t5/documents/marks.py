@@ -75,8 +75,7 @@ class MarkedLine:
         """
         found = [*least_edits(self.text, text)]
         if is_whole:
-            has_marks = len({self._all[i].part for i in self._read}) > 1
-            found = [(_trimmed_words if has_marks else trimmed)(self.text, text)]
+            found = [(_trimmed_words if len(self._parts) > 1 else trimmed)(self.text, text)]
         begun: tuple[int, int, str] | None = None
         for start, end, new in found:
             first, last = start, end
@@ -164,11 +163,11 @@ class _Writer:
 
     def _with_outer(self, texts: dict[int, str], start: int, end: int) -> dict[int, str]:
         """Add the empty parts outside of marks to those of a text that is replaced."""
-        if len(texts) == 1 and not self._parts[next(iter(texts))].depth:
-            return texts
         left = self._all[self._read[start - 1]].part if start else 0
         right = self._all[self._read[end]].part if end < len(self._read) else len(self._parts) - 1
         least = min(self._parts[part].depth for part in range(left, right + 1))
+        if len(texts) == 1 and self._parts[next(iter(texts))].depth == least:
+            return texts
         around = [
             part
             for part in range(left, right + 1)
