@@ -107,3 +107,59 @@ def test_marks_without_end_are_text(piece: str) -> None:
     assert form.rewritten(form.text).decode() == text
     found, _ = rewritten(text)
     assert found.count(piece) == 3
+
+
+def reworded(text: str, words: str) -> tuple[str, list[str]]:
+    """Return a file with other words, as which it is read again, and what is said of it."""
+    form = read_file(text.encode(), "a.md")
+    made = form.rewritten(words).decode()
+    if not (said := form.not_kept()):
+        assert read_file(made.encode(), "a.md").text.split() == words.split()
+    return made, said
+
+
+def test_signs_that_would_become_marks_are_escaped() -> None:
+    for text, words, wanted in (
+        ("Ab cd *[^1] ef", "Ab * ef", "Ab * *[^1]ef"),
+        ("Ab, [^1] * cd * {# a #} ef", "Ab,  * c *  ef", "Ab, [^1] * c * {# a #} ef"),
+        ("A b c", "A *b* 3*4 a_b c_d c", r"A \*b\* 3\*4 a_b c_d c"),
+        ("A b.", "A <b>b</b> [b](x) `b` {% b %} b.", r"A \<b>b\</b> \[b\](x) \`b\` \{% b %} b."),
+        ("A b.", r"A \* [^1] <!-- a --> b.", r"A \\\* \[^1] \<!-- a --> b."),
+        ("A [b c](x) d.", "A b] c d.", r"A [b\] c](x) d."),
+        ("A **b** c", "A *b c", r"A \***b** c"),
+        ("A `b` c", "A `b`` c", r"A \``b`\`` c"),
+        ("A https://a.b/c d", "A https://a.b/c & e_ d", r"A https://a.b/c & e\_ d"),
+    ):
+        assert reworded(text, words) == (wanted, [])
+
+
+def test_a_line_does_not_become_one_of_another_kind() -> None:
+    for text, words, wanted in (
+        ("Ab * c", " * c", r" \* c"),
+        ("Ab - c", "- c", r"\- c"),
+        ("Ab > c", "> c", r"\> c"),
+        ("Ab # c", "# c", r"\# c"),
+        ("Ab | c", "| c", r"\| c"),
+        ("Ab ---", "---", r"\---"),
+        ("> - Ab 2024. Then", "> - 2024. Then", r"> - 2024\. Then"),
+        ("- Ab * c", "- * c", r"- \* c"),
+        ("- Ab -5 #a c", "- -5 #a c", "- -5 #a c"),
+        ("[^1]: A  b  [c](x)", "[^1]: A    c", "[^1]: A [c](x)"),
+        ("A    b  d  e", "A    d    e", "A    d    e"),
+    ):
+        assert reworded(text, words) == (wanted, []), text
+
+
+def test_no_blanks_come_to_stand_within_emphasis() -> None:
+    for text, words, wanted in (
+        ("Ab **cd**; ef * gh ij.", "Ab ; ek *  gl mn.", "Ab ; **ek** *  gl mn."),
+        ("Ab **cd ef**; *gh* here.", "Ab cd; gh here.", "Ab **cd**; *gh* here."),
+        ("*Ab* cd *ef* gh.", "Ab ef gh.", "*Ab* *ef* gh."),
+    ):
+        assert reworded(text, words)[0] == wanted
+
+
+def test_a_line_that_cannot_be_written_stays_and_is_listed() -> None:
+    made, said = reworded("A <!-- b\nc d.\n\nE f.", "A  b\nc --> d.\n\nE g.")
+    assert made == "A <!-- b\nc d.\n\nE g."  # what is in a comment would be gone
+    assert said == ["line 2 left as is: new words there would be read as marks of Markdown"]

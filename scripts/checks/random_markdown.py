@@ -80,7 +80,8 @@ def _sentence(words: Words, depth: int) -> Iterator[str]:
 
 _MARK = re.compile(
     r"""
-    ```.*?``` | ~~~.*?~~~ | <pre>.*?</pre> | <script>.*?</script> | <!--.*?--> | \{[%\#].*?[%\#]\}
+    \\[*_~`\[\]\\] | ```.*?``` | ~~~.*?~~~
+    | <pre>.*?</pre> | <script>.*?</script> | <!--.*?--> | \{[%\#].*?[%\#]\}
     | <kbd>a</kbd> | !\[an\ f\]\(g\.png\) | \[\^1\]:? | \]\([^)]*\) | \[a\]:\ \S+ | </?\w[^<>]*>
     | \{\{ | \}\} | `+ | \*+ | _+ | ~~ | [\[$] | !!!.*?\n
     """,
@@ -105,9 +106,11 @@ def skeleton_of_markdown(data: bytes) -> Skeleton:
     for mark in _MARK.finditer(text):
         take(text[at : mark.start()])
         at = mark.end()
+        if mark[0][0] == "\\":
+            continue  # a sign that is text
         if mark[0][0] not in "*_~" or "\n" in mark[0]:
             found.append(WORD.sub("", mark[0]))
-        elif not (mark[0] == "*" and text[mark.start() - 1 : at + 1].isspace()):
+        elif not (mark[0] == "*" and (text[mark.start() - 1] + text[at]).isspace()):
             emphasis ^= {mark[0]}
     take(text[at:])
     return found, marks

@@ -9,18 +9,23 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from .formats import PlainFile, say_estimated, say_refused
 from .marks import Character, MarkedLine, Part
-from .splitting import paragraphs
+from .spliced import say_left
+from .splitting import CODE_INDENT, has_wide_gap, paragraphs
 
 _INLINE_MARK = re.compile(
     r"""
     (?P<escape> \\[!-/:-@\[-`{-~] )
-    | (?P<code> (?<!`)(?P<ticks>`{1,20}+) (?:[^`]|(?!(?P=ticks)(?!`))`++){1,2000}? (?P=ticks)(?!`) )
+    | (?P<code>
+        (?:(?<!`)|(?<=\\`)) (?P<ticks>`{1,20}+)
+        (?:[^`]|(?!(?P=ticks)(?!`))`++){1,2000}? (?P=ticks)(?!`)
+      )
     | (?P<address>
         https?://[^\s<>()"'`\[\]]++ | <[a-z][a-z+.-]{1,20}:[^\s<>]++> | <[^\s<>@]++@[^\s<>@]++>
       )
@@ -49,7 +54,21 @@ _INLINE_MARK = re.compile(
 )
 _DEFINED = re.compile(r"^ {0,3}\[([^\]\n]{1,500})\]:", re.MULTILINE)  # the target of a reference
 _END_OF_LINE = re.compile(r"(\r\n|\r|\n)")
+# A sign that makes a line an item, a quotation, a heading, code, a row of a table or a rule.
+_BLOCK_SIGN = re.compile(
+    r"""
+    [ \t]*+
+    (?:
+        ([-*+])(?=[ \t]|$) | (\#)\#{0,5}(?=[ \t]|$) | ([>|]) | (`)`` | (~)~~ | ([-=])\6*+[ \t]*+$
+        | \d{1,9}([.)])(?=[ \t]|$)
+    )
+    """,
+    re.VERBOSE,
+)
+_BLANKS_WITHIN = re.compile(r"[ \t]{2,}+")
+_ESCAPABLE = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 MAX_LABEL = 500  # characters of what names the target of a link
+ESCAPING_ROUNDS = 3  # a sign that is escaped may show another one behind it
 
 # What is not read; what is read and stays; a backslash and the sign that it stands before.
 MarkKind = Literal["hidden", "fixed", "escape"]
@@ -73,6 +92,11 @@ class _Stretch:
         return not self.is_read and self.raw[0] in "*_~"
 
     @property
+    def is_run(self) -> bool:
+        """Whether it is a mark that more of its sign would lengthen."""
+        return not self.is_read and self.raw[0] in "*_~`"
+
+    @property
     def text(self) -> str:
         """How it is read."""
         return "".join(text for _, text in self.characters)
@@ -90,6 +114,61 @@ class _MarkedWords:
     """A line of a file, without its end."""
 
     stretches: list[_Stretch]
+
+    def placed(self, start: int = 0) -> Iterator[tuple[int, _Stretch]]:
+        """Yield its stretches, each with the place where it begins if the line does at one."""
+        for stretch in self.stretches:
+            yield start, stretch
+            start += len(stretch.raw)
+
+    def brackets(self) -> list[int]:
+        """Return where its words have some."""
+        words = [(at, stretch.raw) for at, stretch in self.placed() if stretch.mark is None]
+        return [at + i for at, raw in words for i, char in enumerate(raw) if char in "[]"]
+
+    def touching(self) -> Iterator[int]:
+        """Yield where its words have a sign that would lengthen the mark beside it."""
+        for (_, first), (middle, second) in pairwise(self.placed()):
+            if first.mark is None and second.is_run and first.raw.endswith(second.raw[0]):
+                yield middle - 1
+            if second.mark is None and first.is_run and second.raw.startswith(first.raw[0]):
+                yield middle
+
+    def escaped(self, places: Sequence[int]) -> _MarkedWords:
+        """Return the line with a backslash before some signs of its words, by their places."""
+        made = list[_Stretch]()
+        for at, stretch in self.placed():
+            if stretch.mark is not None:
+                made.append(stretch)
+                continue
+            first = 0
+            for place in places[bisect_left(places, at) :]:
+                if place >= at + len(stretch.raw):
+                    break
+                sign = stretch.raw[place - at]
+                made.append(_Stretch(stretch.raw[first : place - at]))
+                made.append(_Stretch(f"\\{sign}", mark="escape"))
+                first = place - at + 1
+            made.append(_Stretch(stretch.raw[first:]))
+        return _MarkedWords(made)
+
+    def begun_as(self, line: _MarkedWords) -> _MarkedWords:
+        """Return the line as one of the same kind: text, an item, a row and the like.
+
+        A sign that has come to its beginning is escaped, and where gaps between its words would
+        make it a row of a table, they are narrowed.
+        """
+        made = self
+        if has_wide_gap(self.raw) and not has_wide_gap(line.raw):
+            last = len(self.stretches) - 1
+            made = _MarkedWords(
+                [
+                    _narrowed(each, at_start=not i, at_end=i == last)
+                    for i, each in enumerate(self.stretches)
+                ]
+            )
+        had, signs = _block_signs(line.raw), _block_signs(made.raw)
+        return made.escaped(signs[len(had) : len(had) + 1])
 
     @property
     def raw(self) -> str:
@@ -229,6 +308,7 @@ class MarkdownFile(PlainFile):
         self._lines, self._ends = _read_lines(self.text)
         self._estimated: list[int] = []
         self._refused: list[int] = []
+        self._left: list[int] = []
         texts = [line.text for line in self._lines]
         self.unread = [
             len(line.raw) - len(text) for line, text in zip(self._lines, texts, strict=True)
@@ -236,14 +316,56 @@ class MarkdownFile(PlainFile):
         self.text = _with_ends(texts, self._ends)
 
     def rewritten(self, text: str) -> bytes:
-        made = []
-        for number, (line, new) in enumerate(
-            zip(self._lines, _END_OF_LINE.split(text)[::2], strict=True), 1
-        ):
-            made.append(line.raw if new == line.text else self._changed(number, line, new))
-        return _with_ends(made, self._ends).encode()
+        lines, changed = [*self._lines], list[int]()
+        for i, new in enumerate(_END_OF_LINE.split(text)[::2]):
+            if new != lines[i].text:
+                lines[i] = self._changed(i + 1, lines[i], new)
+                changed.append(i)
+        for _ in range(ESCAPING_ROUNDS):
+            misread = self._misread(lines, changed)
+            if not misread:
+                break
+            for i, places in misread.items():
+                lines[i] = lines[i].escaped(places)
+        else:
+            for i in self._misread(lines, changed):
+                lines[i] = self._lines[i]
+                self._left.append(i + 1)
+        return _with_ends([line.raw for line in lines], self._ends).encode()
 
-    def _changed(self, number: int, line: _MarkedWords, words: str) -> str:
+    def _misread(
+        self, lines: Sequence[_MarkedWords], changed: Sequence[int]
+    ) -> dict[int, list[int]]:
+        """Return which of the changed lines have signs that would be read as marks, and where.
+
+        There are no places where a mark begins that cannot be escaped.
+        """
+        source = _with_ends([line.raw for line in lines], self._ends)
+        marks = _MarkFinder(source).marks()
+        starts = [start for start, _, _ in marks]
+        ends = [*self._ends, ""]
+        sizes = (len(line.raw) + len(end) for line, end in zip(lines, ends, strict=True))
+        begins = [*accumulate(sizes, initial=0)]
+        found: dict[int, list[int]] = {}
+        for i in changed:
+            start, places, is_misread = begins[i], list[int](), False
+            for at, stretch in lines[i].placed(start):
+                # The mark before the first one of the stretch may go on in it.
+                first = max(0, bisect_left(starts, at) - 1)
+                some = marks[first : bisect_left(starts, at + len(stretch.raw))]
+                if stretch.mark is None:
+                    covered = [*_covered(source, some, at, at + len(stretch.raw))]
+                    is_misread |= bool(covered)
+                    places += [place - start for place in covered if place >= at]
+                elif stretch.mark == "hidden" and not any(mark[0] == at for mark in some):
+                    is_misread |= stretch.raw[0] == "`"
+                    if stretch.raw[0] in "[]":  # one of the words is taken for its other end
+                        places += lines[i].brackets()
+            if is_misread or places:
+                found[i] = sorted({*places})
+        return found
+
+    def _changed(self, number: int, line: _MarkedWords, words: str) -> _MarkedWords:
         """Return a line with other words."""
         stretches = line.stretches
         read = [i for i, each in enumerate(stretches) if each.is_read]
@@ -261,26 +383,80 @@ class MarkdownFile(PlainFile):
         made = [each.raw for each in stretches]
         for i, part in zip(read, changed.parts, strict=True):
             made[i] = part
-            if not part and _is_emphasized(stretches, i):  # asterisks around nothing would be seen
-                made[i - 1] = made[i + 1] = ""
+            if _is_emphasized(stretches, i):
+                mark = stretches[i - 1].raw
+                made[i - 1], made[i], made[i + 1] = _emphasized(mark, part)
         if strays := _strays(stretches, made):
             made = ["" if i in strays else each for i, each in enumerate(made)]
             self._estimated.append(number)
-        return "".join(made)
+        new = _MarkedWords([*_parted(stretches, made)])
+        return new.escaped(sorted({*new.touching()})).begun_as(line)
 
     def not_kept(self) -> list[str]:
         return [
             *say_estimated("line", self._estimated, "links and emphasis"),
             *say_refused("line", self._refused, "code, or of an address"),
+            *say_left(self._left, "new words there would be read as marks of Markdown"),
         ]
 
 
+def _parted(stretches: Sequence[_Stretch], made: Sequence[str]) -> Iterator[_Stretch]:
+    """Yield the stretches of a line as they were made, words beside words as one."""
+    words = ""
+    for stretch, raw in zip(stretches, made, strict=True):
+        if stretch.mark is None:
+            words += raw
+            continue
+        before, mark, behind = raw.partition(stretch.raw)  # words may have replaced an escape
+        words += before
+        if mark:
+            yield _Stretch(words)
+            yield stretch
+            words = behind
+    yield _Stretch(words)
+
+
+def _covered(source: str, marks: Sequence[Mark], start: int, end: int) -> Iterator[int]:
+    """Yield the places of signs that are read as marks, of words between two places.
+
+    A place before the words stands for a mark that begins there and covers some of them.
+    """
+    for first, last, kind in marks:
+        if kind == "fixed" or last <= start:
+            continue
+        is_run = source[first] in "*_~`"
+        places = range(max(first, start), min(last, end)) if is_run else [first]
+        yield from (place for place in places if source[place] in _ESCAPABLE)
+
+
+def _block_signs(raw: str) -> list[int]:
+    """Return the places of the signs that a line begins with which say what it is."""
+    places, at = list[int](), 0
+    while found := _BLOCK_SIGN.match(raw, at):
+        places.append(found.start(found.lastindex or 0))
+        at = found.end()
+    return places
+
+
 def _is_emphasized(stretches: list[_Stretch], place: int) -> bool:
-    """Whether a stretch of words is all that stands between two marks of emphasis."""
-    if not (0 < place < len(stretches) - 1 and stretches[place].raw):
+    """Whether a stretch of words, without blanks around, is all that stands between two marks."""
+    if not 0 < place < len(stretches) - 1:
         return False
-    before, after = stretches[place - 1], stretches[place + 1]
-    return before.is_emphasis and after.is_emphasis and before.raw == after.raw
+    before, words, after = stretches[place - 1 : place + 2]
+    is_within = bool(words.raw) and words.raw == words.raw.strip() and words.depth > before.depth
+    return is_within and before.is_emphasis and after.is_emphasis and before.raw == after.raw
+
+
+def _emphasized(mark: str, words: str) -> tuple[str, str, str]:
+    """Return a mark of emphasis, words behind it, and the mark again.
+
+    There are no marks around nothing, as they would be seen, and no blanks come to stand within.
+    """
+    inner = words.strip(" \t")
+    if not inner:
+        return "", words, ""
+    start = words.index(inner)
+    return words[:start] + mark, inner, mark + words[start + len(inner) :]
 
 
 def _strays(stretches: list[_Stretch], made: list[str]) -> set[int]:
@@ -309,6 +485,20 @@ def _read_lines(source: str) -> tuple[list[_MarkedWords], list[str]]:
         lines.append(_MarkedWords(stretches))
         at = end + len(line_end)
     return lines, ends
+
+
+def _narrowed(stretch: _Stretch, *, at_start: bool, at_end: bool) -> _Stretch:
+    """Return words with single blanks for wide gaps, except where the line begins and ends."""
+    if stretch.mark is not None:
+        return stretch
+    size = len(stretch.raw)
+
+    def narrow(found: re.Match[str]) -> str:
+        is_outer = (at_start and found.start() == 0) or (at_end and found.end() == size)
+        is_wide = len(found[0]) >= CODE_INDENT or "\t" in found[0]
+        return " " if is_wide and not is_outer else found[0]
+
+    return replace(stretch, raw=_BLANKS_WITHIN.sub(narrow, stretch.raw))
 
 
 def _with_ends(lines: Sequence[str], ends: Sequence[str]) -> str:

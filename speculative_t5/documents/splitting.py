@@ -33,7 +33,9 @@ _FENCE = re.compile(r"`{3,}+(?=[^`]*$)|~{3,}")
 _HEADING = re.compile(r"\#{1,6}(?:[ \t]|$)")
 _RULE = re.compile(r"([-*_])[ \t]*+(?:\1[ \t]*+){2,}$")
 _UNDERLINE = re.compile(r"(=+|-{3,})[ \t]*$")
-_ROW = re.compile(r"\||.*\|.*\||.*(?<=\S)(?:\t| {4})[ \t]*+\S")
+_GAP = r"(?<=\S)(?:\t| {4})[ \t]*+\S"  # between the cells of a row
+_WIDE_GAP = re.compile(_GAP)
+_ROW = re.compile(rf"\||.*\|.*\||.*{_GAP}")
 # All marks that a line may begin with, and what makes its words something other than text. Here an
 # item may have any number, also a year, and there may be marks within marks, HTML and link targets.
 _KIND = re.compile(
@@ -389,6 +391,11 @@ class _ParagraphReader:
         prose = _SENTENCE_END.search(flat) and flat.lstrip(_OPENING)[:1].isupper()
         if (self._labels or not is_label(flat, self._breaks)) and (prose or not paragraph.code):
             yield passage
+
+
+def has_wide_gap(line: str) -> bool:
+    """Whether a line has a gap as between the cells of a row."""
+    return _WIDE_GAP.search(line) is not None
 
 
 def _word_spans(text: str, start: int, end: int) -> list[Span]:
