@@ -183,8 +183,10 @@ class _MarkedWords:
 class _MarkFinder:
     """Finds the marks of a text, in order."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, has_front_matter: bool) -> None:
         self._text = text
+        # Below another line, nothing is.
+        self._above = "" if has_front_matter else "\n"
         self._labels = {*map(_label, _DEFINED.findall(text))}
         self._found: list[Mark] = []
         self._open: list[tuple[int, int]] = []  # brackets: where each begins, and its mark
@@ -193,9 +195,10 @@ class _MarkFinder:
     def marks(self) -> list[Mark]:
         """Return all marks; none overlaps another."""
         at = 0
-        for passage in paragraphs(self._text, labels=True):
-            at, self._open = max(at, passage.start), []
-            while at < passage.end and (found := _INLINE_MARK.search(self._text, at, passage.end)):
+        for passage in paragraphs(self._above + self._text, labels=True):
+            start, end = (place - len(self._above) for place in (passage.start, passage.end))
+            at, self._open = max(at, start), []
+            while at < end and (found := _INLINE_MARK.search(self._text, at, end)):
                 at = self._take(found)
         return _apart(self._found)
 
@@ -303,9 +306,10 @@ class MarkdownFile(PlainFile):
     addresses, formulas and what a template fills in are read, and stay.
     """
 
-    def __init__(self, data: bytes, name: str) -> None:
+    def __init__(self, data: bytes, name: str, *, has_front_matter: bool = True) -> None:
         super().__init__(data, name)
-        self._lines, self._ends = _read_lines(self.text)
+        self._has_front_matter = has_front_matter  # whether --- at its beginning may begin some
+        self._lines, self._ends = _read_lines(self.text, has_front_matter=has_front_matter)
         self._estimated: list[int] = []
         self._refused: list[int] = []
         self._left: list[int] = []
@@ -341,7 +345,7 @@ class MarkdownFile(PlainFile):
         There are no places where a mark begins that cannot be escaped.
         """
         source = _with_ends([line.raw for line in lines], self._ends)
-        marks = _MarkFinder(source).marks()
+        marks = _MarkFinder(source, has_front_matter=self._has_front_matter).marks()
         starts = [start for start, _, _ in marks]
         ends = [*self._ends, ""]
         sizes = (len(line.raw) + len(end) for line, end in zip(lines, ends, strict=True))
@@ -469,11 +473,11 @@ def _strays(stretches: list[_Stretch], made: list[str]) -> set[int]:
     return {i for i, each in enumerate(stretches) if each.is_emphasis and each.raw in seen}
 
 
-def _read_lines(source: str) -> tuple[list[_MarkedWords], list[str]]:
+def _read_lines(source: str, *, has_front_matter: bool) -> tuple[list[_MarkedWords], list[str]]:
     """Return the lines of a file, and how each but the last ends."""
     pieces = _END_OF_LINE.split(source)
     words, ends = pieces[::2], pieces[1::2]
-    marks = _MarkFinder(source).marks()
+    marks = _MarkFinder(source, has_front_matter=has_front_matter).marks()
     starts = [start for start, _, _ in marks]
     lines, at, depth = [], 0, 0
     for line, line_end in zip(words, [*ends, ""], strict=True):
