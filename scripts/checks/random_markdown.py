@@ -59,6 +59,8 @@ def markdown(words: Words) -> bytes:
             text = text.replace("\n", " ")
         parts += [before, "Ab " + text.replace("\n", "\n" + indent), "\n\n"]
     text = "".join(parts)
+    if text.startswith("---\n\n"):
+        text = f"\n{text}"  # else the words below would be front matter, which has no marks
     return (text.replace("\n", "\r\n") if draw.random() < 0.2 else text).encode()
 
 

@@ -114,6 +114,7 @@ class _MarkedWords:
     """A line of a file, without its end."""
 
     stretches: list[_Stretch]
+    has_marks: bool = True  # whether it may have some, as front matter and code have not
 
     def placed(self, start: int = 0) -> Iterator[tuple[int, _Stretch]]:
         """Yield its stretches, each with the place where it begins if the line does at one."""
@@ -159,6 +160,8 @@ class _MarkedWords:
         make it a row of a table, they are narrowed.
         """
         made = self
+        if not line.has_marks:
+            return made
         if has_wide_gap(self.raw) and not has_wide_gap(line.raw):
             last = len(self.stretches) - 1
             made = _MarkedWords(
@@ -189,6 +192,7 @@ class _MarkFinder:
         self._above = "" if has_front_matter else "\n"
         self._labels = {*map(_label, _DEFINED.findall(text))}
         self._found: list[Mark] = []
+        self.read: list[tuple[int, int]] = []  # where what may have marks begins and ends
         self._open: list[tuple[int, int]] = []  # brackets: where each begins, and its mark
         self._without_end: dict[str, int] = {}  # of elements: from where on none ends
 
@@ -197,6 +201,7 @@ class _MarkFinder:
         at = 0
         for passage in paragraphs(self._above + self._text, labels=True):
             start, end = (place - len(self._above) for place in (passage.start, passage.end))
+            self.read.append((start, end))
             at, self._open = max(at, start), []
             while at < end and (found := _INLINE_MARK.search(self._text, at, end)):
                 at = self._take(found)
@@ -477,8 +482,10 @@ def _read_lines(source: str, *, has_front_matter: bool) -> tuple[list[_MarkedWor
     """Return the lines of a file, and how each but the last ends."""
     pieces = _END_OF_LINE.split(source)
     words, ends = pieces[::2], pieces[1::2]
-    marks = _MarkFinder(source, has_front_matter=has_front_matter).marks()
+    finder = _MarkFinder(source, has_front_matter=has_front_matter)
+    marks = finder.marks()
     starts = [start for start, _, _ in marks]
+    read_starts = [start for start, _ in finder.read]
     lines, at, depth = [], 0, 0
     for line, line_end in zip(words, [*ends, ""], strict=True):
         end = at + len(line)
@@ -486,7 +493,8 @@ def _read_lines(source: str, *, has_front_matter: bool) -> tuple[list[_MarkedWor
         first = max(0, bisect_left(starts, at) - 1)
         some = marks[first : bisect_left(starts, end)]
         stretches, depth = _stretches(source, at, end, some, depth if line.strip() else 0)
-        lines.append(_MarkedWords(stretches))
+        last = bisect_left(read_starts, end) - 1  # of what is read, and begins before its end
+        lines.append(_MarkedWords(stretches, has_marks=last >= 0 and finder.read[last][1] > at))
         at = end + len(line_end)
     return lines, ends
 
