@@ -6,7 +6,14 @@ from typing import Any
 
 from speculative_t5.documents import Document, RewriteOptions, read_file
 from speculative_t5.documents.dividing import TextPart, divided_by_words
-from speculative_t5.documents.marks import Character, MarkedLine, Part, least_edits, trimmed
+from speculative_t5.documents.marks import (
+    Character,
+    MarkedLine,
+    Part,
+    least_edits,
+    read_line,
+    trimmed,
+)
 
 import pytest
 import random_documents
@@ -328,3 +335,10 @@ def test_words_that_are_retold_do_not_come_before_what_stays() -> None:
     letters = [Character(char, part, char) for part, text in places for char in text]
     line = MarkedLine(letters, [Part(1)] * 3)
     assert line.changed("; cj3x").parts == ["", "; cj3x", ""]
+
+
+def test_no_blank_comes_behind_what_stays() -> None:
+    texts = ["ab1x\t", " ", "{{n}}", ") ", " - cd2x?"]
+    letters = [*read_line(texts, lambda text: zip(text, text, strict=True))]
+    line = MarkedLine(letters, [Part(is_fixed=text == "{{n}}") for text in texts])
+    assert "".join(line.changed("fg3x e3x {{n}}) - ?").parts) == "fg3x e3x {{n}}) - ?"

@@ -153,9 +153,8 @@ class _Writer:
         if any(pieces[part] != texts[part] for part in fixed):
             self._has_refused = True
             pieces, is_estimate = {}, False  # all of it stays
-        pieces = {part: piece for part, piece in pieces.items() if part not in fixed}
         for each in replaced:
-            if not (each.text and each.part in pieces):
+            if not (each.text and each.part in pieces) or each.part in fixed:
                 self._write(each)
         self._write_pieces(pieces, replaced)
         self._is_estimate |= is_estimate
@@ -195,9 +194,10 @@ class _Writer:
         is_apart = False
         spaces = {part: raw for each in replaced for part, raw in each.others}
         for part, piece in pieces.items():
-            if piece and is_apart and not piece[0].isspace():
-                self._made[part].append(spaces.get(part, ""))
-            self._made[part].append(self._spell(piece))
+            if not self._parts[part].is_fixed:  # else it has been written
+                if piece and is_apart and not piece[0].isspace():
+                    self._made[part].append(spaces.get(part, ""))
+                self._made[part].append(self._spell(piece))
             is_apart = piece[-1:].isspace() if piece else is_apart
 
     def _insert(self, place: int, new: str) -> None:
