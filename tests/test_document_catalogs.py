@@ -506,18 +506,6 @@ def test_cells_are_numbered_and_each_is_a_text_of_its_own() -> None:
     check_rewritten(before, after, "a.ipynb")
 
 
-def test_rules_around_a_part_of_a_cell_are_front_matter_in_the_first_one_only() -> None:
-    texts = ["---\ntitle: He go to it.\n---\n\nAs seen.", "---\n\nHe go to *it*.\n\n---\n"]
-    cells = [{"cell_type": "markdown", "source": text} for text in texts]
-    for some in (cells, [{"cell_type": "code", "source": ""}, *cells[1:]], cells[1:]):
-        before = notebook(*some)
-        is_first = some == cells[1:]
-        after = before if is_first else before.replace("He go to *", "He goes to *")
-        check_rewritten(before, after, "a.ipynb")
-        shown = read_file(before.encode(), "a.ipynb").text
-        assert ("He go to *it*" in shown) == is_first, shown
-
-
 def test_json_says_where_its_values_are() -> None:
     text = '\ufeff{"a": [1, -2.5e3, true, null, "\\u00e9\\""], "b": {"c": {}, "d": [[]]}}\n'
     root = read_json_nodes(text, "a")

@@ -1,5 +1,6 @@
 """Markdown: what a reader sees is corrected, and all else keeps its bytes."""
 
+import json
 from typing import Any
 
 from speculative_t5.documents import Document, RewriteOptions, read_file
@@ -163,3 +164,15 @@ def test_a_line_that_cannot_be_written_stays_and_is_listed() -> None:
     made, said = reworded("A <!-- b\nc d.\n\nE f.", "A  b\nc --> d.\n\nE g.")
     assert made == "A <!-- b\nc d.\n\nE g."  # what is in a comment would be gone
     assert said == ["line 2 left as is: new words there would be read as marks of Markdown"]
+
+
+def test_rules_in_a_cell_are_front_matter_in_the_first_one_only() -> None:
+    texts = ["---\ntitle: A\n---\n\nAs seen.", "---\n\nHe go to *it*.\n\n---\n"]
+    cells = [{"cell_type": "markdown", "source": text} for text in texts]
+    code = {"cell_type": "code", "source": ""}
+    for some in (cells, [code, cells[1]], [cells[1]]):
+        form = read_file(json.dumps({"cells": some}).encode(), "a.ipynb")
+        is_first = len(some) == 1
+        assert ("He go to *it*" in form.text) == is_first, form.text
+        made = form.rewritten(form.text.replace("go", "goes")).decode()
+        assert made == json.dumps({"cells": some}).replace("go", "goes")
