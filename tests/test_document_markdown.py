@@ -1,5 +1,6 @@
 """Markdown: what a reader sees is corrected, and all else keeps its bytes."""
 
+import json
 import re
 from typing import Any
 
@@ -30,7 +31,7 @@ CASES = {  # with {} where a mistake is mended, and [] where one stays
     "link": "She ha{ve} [a{n} apple](docs/she-have-a.md 'She have a apple') here, or [it][ref].",
     "picture": "She ha{ve} ![she have a apple](a.png) no apple at all.",
     "lines": "So, she ha{ve} [a{n}\napple](b.md) and *he\nis* there, as all of them are here.",
-    "lines that are not full": "It is told here ([She ha{ve}\n  Markdown](she-have.md)), or.",
+    "lines that are not full": "It is told ([She ha{ve}\n  It](a.md 'She have a apple')), or.",
     "quoted lines": "> It is told here [*She ha{ve}\n> Markdown*](she-have-a.md).",
     "instruction": "She ha{ve} a pear <?php have a apple ?> here.",
     "note": "She ha{ve} a pear[^1] here.\n\n[^1]: She ha{ve} a pear.",
@@ -134,3 +135,101 @@ def test_marks_without_end_are_text(piece: str) -> None:
     assert form.rewritten(form.text).decode() == text
     found, _ = rewritten(text)
     assert found.count(piece) == 3
+
+
+def reworded(text: str, words: str) -> tuple[str, list[str]]:
+    """Return a file with other words, as which it is read again, and what is said of it."""
+    form = read_file(text.encode(), "a.md")
+    made = form.rewritten(words).decode()
+    if not (said := form.not_kept()):
+        assert read_file(made.encode(), "a.md").text.split() == words.split()
+    return made, said
+
+
+def test_signs_that_would_become_marks_are_escaped() -> None:
+    for text, words, wanted in (
+        ("Ab cd *[^1] ef", "Ab * ef", "Ab * *[^1] ef"),
+        ("Ab, [^1] * cd * {# a #} ef", "Ab, * c * ef", "Ab, [^1] * c * {# a #} ef"),
+        ("A b c", "A *b* 3*4 a_b c_d c", r"A \*b\* 3\*4 a_b c_d c"),
+        ("A b.", "A <b>b</b> [b](x) `b` {% b %} b.", r"A \<b>b\</b> \[b\](x) \`b\` \{% b %} b."),
+        ("A b.", r"A \* [^1] <!-- a --> b.", r"A \\\* \[^1] \<!-- a --> b."),
+        ("A [b c](x) d.", "A b] c d.", r"A [b\] c](x) d."),
+        ("A **b** c", "A *b c", r"A \***b** c"),
+        ("A `b` c", "A `b`` c", r"A \``b`\`` c"),
+        ("A https://a.b/c d", "A https://a.b/c & e_ d", r"A https://a.b/c & e\_ d"),
+    ):
+        assert reworded(text, words) == (wanted, [])
+
+
+def test_a_line_does_not_become_one_of_another_kind() -> None:
+    for text, words, wanted in (
+        ("Ab * c", " * c", r" \* c"),
+        ("Ab - c", "- c", r"\- c"),
+        ("Ab > c", "> c", r"\> c"),
+        ("Ab # c", "# c", r"\# c"),
+        ("Ab | c", "| c", r"\| c"),
+        ("Ab ---", "---", r"\---"),
+        ("> - Ab 2024. Then", "> - 2024. Then", r"> - 2024\. Then"),
+        ("- Ab * c", "- * c", r"- \* c"),
+        ("- Ab -5 #a c", "- -5 #a c", "- -5 #a c"),
+        ("[^1]: A  b  [c](x)", "[^1]: A    c", "[^1]: A [c](x)"),
+        ("A    b  d  e", "A    d    e", "A    d    e"),
+    ):
+        assert reworded(text, words) == (wanted, []), text
+
+
+def test_no_blanks_come_to_stand_within_emphasis() -> None:
+    for text, words, wanted in (
+        ("Ab **cd**; ef * gh ij.", "Ab ; ek *  gl mn.", "Ab ; **ek** *  gl mn."),
+        ("Ab **cd ef**; *gh* here.", "Ab cd; gh here.", "Ab **cd**; *gh* here."),
+        ("*Ab* cd *ef* gh.", "Ab ef gh.", "*Ab* *ef* gh."),
+        ("Ab **cd ef**; *gh* here.", "Ab cd ; gh here.", "Ab **cd** ; *gh* here."),
+    ):
+        assert reworded(text, words)[0] == wanted
+
+
+def test_emphasis_of_nothing_goes() -> None:
+    for text, words, wanted in (
+        ("Ab *c*-*d* ef.", "Ab cd ef.", "Ab *cd* ef."),
+        (r"Ab *c\*d* ef.", "Ab ef.", "Ab ef."),
+        ("Ab **_c_** ef.", "Ab ef.", "Ab ef."),
+    ):
+        assert reworded(text, words)[0] == wanted
+
+
+def test_blanks_move_out_of_emphasis_that_has_marks_within() -> None:
+    for text, words, wanted in (
+        ("**see [it](x) then**, ok.", "see it , ok.", "**see [it](x)** , ok."),
+        ("Ab **_it\tnow_ then** cd.", "Ab\tnow then cd.", "Ab\t**_now_ then** cd."),
+        ("Ab **then _now it_** cd.", "Ab then now  cd.", "Ab **then _now_**  cd."),
+    ):
+        assert reworded(text, words)[0] == wanted
+
+
+def test_a_translation_stays_where_one_of_its_lines_cannot_be_written() -> None:
+    text = "All of you know that <!--\nwe are here."
+    made, said = reworded(text, "Nun wissen wir alle, wer\ndort --> sein soll.")
+    assert made == text
+    assert said == ["lines 1, 2 left as is: new words there would be read as marks of Markdown"]
+
+
+def test_a_line_that_cannot_be_written_stays_and_is_listed() -> None:
+    made, said = reworded("A <!-- b\nc d.\n\nE f.", "A b\nc --> d.\n\nE g.")
+    assert made == "A <!-- b\nc d.\n\nE g."  # what is in a comment would be gone
+    assert said == ["line 2 left as is: new words there would be read as marks of Markdown"]
+
+
+@pytest.mark.parametrize("rule", ["---", "+++"])
+def test_rules_in_a_cell_are_front_matter_in_the_first_one_only(rule: str) -> None:
+    texts = [f"{rule}\ntitle: A\n{rule}\n\nAs seen.", f"{rule}\n\nHe go to *it*.\n\n{rule}\n"]
+    cells = [{"cell_type": "markdown", "source": text} for text in texts]
+    code = {"cell_type": "code", "source": ""}
+    for some in (cells, [code, cells[1]], [cells[1]]):
+        form = read_file(json.dumps({"cells": some}).encode(), "a.ipynb")
+        is_first = len(some) == 1
+        assert ("He go to *it*" in form.text) == is_first, form.text
+        decoder: Any = Scripted(corrected, limit=10**6)
+        document = Document(decoder, form.text, RewriteOptions(), form.lines)
+        made = form.rewritten(document.result(document.rewrite()).text).decode()
+        right = json.dumps({"cells": some})
+        assert made == (right if is_first else right.replace("He go ", "He goes "))

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from speculative_t5.documents import Document, RewriteOptions, read_file
-from speculative_t5.documents.marks import Character, MarkedLine, Part, least_edits, trimmed
+from speculative_t5.documents.dividing import TextPart, divided_by_words
+from speculative_t5.documents.marks import (
+    Character,
+    MarkedLine,
+    Part,
+    least_edits,
+    read_line,
+    trimmed,
+)
 
 import pytest
 import random_documents
@@ -347,3 +355,26 @@ def test_parts_of_a_sentence_get_no_capital_and_no_full_stop(pair: tuple[str, st
         runs = f"<w:r>{brk}</w:r>".join(map(run, texts)), run(texts[1])
         form = read_file(made(word(*runs), "a.docx"), "a.docx")
         assert form.text.split("\n") == [*right, "To wait here with us."]
+
+
+def test_no_word_is_divided_where_small_letters_are_more() -> None:
+    parts = [TextPart("Nimm die ßßß: "), TextPart("sie ist da.")]
+    assert divided_by_words(parts, "Take the ßßß that is: there.") == [
+        "Take the ßßß that is: ",
+        "there.",
+    ]
+
+
+def test_words_that_are_retold_do_not_come_before_what_stays() -> None:
+    for end in ([""], ["", " h"]):  # the same mark is on all parts
+        places = enumerate(["", "ab1x; g2x", *end])
+        letters = [Character(char, part, char) for part, text in places for char in text]
+        line = MarkedLine(letters, [Part(1)] * (2 + len(end)))
+        assert line.changed(f"; cj3x{''.join(end)}").parts == ["", "; cj3x", *end]
+
+
+def test_no_blank_comes_behind_what_stays() -> None:
+    texts = ["ab1x\t", " ", "{{n}}", ") ", " - cd2x?"]
+    letters = [*read_line(texts, lambda text: zip(text, text, strict=True))]
+    line = MarkedLine(letters, [Part(is_fixed=text == "{{n}}") for text in texts])
+    assert "".join(line.changed("fg3x e3x {{n}}) - ?").parts) == "fg3x e3x\t {{n}}) - ?"

@@ -173,6 +173,8 @@ def test_words_in_capitals_are_names_only_where_that_is_clear() -> None:
     for cue, lines in (
         ("MAN: HE GO HOME.", ["HE GO HOME."]),
         ("HE SAID: HE GO HOME.", ["HE SAID: HE GO HOME."]),
+        ("HE SAID: [DOOR SLAMS] HE GO HOME.", ["HE SAID: HE GO HOME."]),
+        ("DR. SMITH: [DOOR SLAMS]\nHe go home.", ["DOOR SLAMS", "He go home."]),
         ("DR. SMITH: He go home.", ["He go home."]),
         ("So he says\nMAN: He go home.", ["So he says", "He go home."]),
         ("It is so. >> He go. >> No.", ["It is so.", "He go.", "No."]),
@@ -194,6 +196,8 @@ DESCRIPTIONS = {  # what is shown, and what the model reads of it to translate
     "♪ He is here ♪": ["He is here"],
     "He is [laughs] here.": ["He is here."],
     "He is ♪ here.": ["He is here."],
+    "He is (♪) here.": ["He is here."],
+    "(♪ ♪) He is here.": ["He is here."],
     "He (coughs) is here.": ["He is here."],
     "He (the man) is here.": ["He (the man) is here."],
     "He is here (and there).": ["He is here (and there)."],

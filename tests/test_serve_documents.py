@@ -92,6 +92,17 @@ def zip_bomb() -> bytes:
     return file.getvalue()
 
 
+def test_files_of_android_are_told_by_their_names(server: Served) -> None:
+    text = f'<resources><string name="a">{WRONG}</string></resources>'
+    for name in ("strings.xml", "res/values-en/strings.xml", r"C:\res\values\arrays.xml"):
+        answer = send(server, name, text.encode(), language="en")
+        assert made_of(answer).decode() == text.replace(WRONG, RIGHT)
+        assert answer.json()["name"] == re.sub(r".*[/\\]", "", name[:-4]) + ".corrected.xml"
+    for name in ("arrays.xml", "other/strings.xml.xml"):
+        error = send(server, name, text.encode()).json()["error"]
+        assert "is a .xml file, which is not read" in error
+
+
 SRT = f"1\r\n00:00:01,000 --> 00:00:02,000\r\n{WRONG}\r\n\r\n"
 
 

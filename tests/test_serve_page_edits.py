@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.documents import DOCUMENT_SUFFIXES, NOT_READ
+from speculative_t5.documents import DOCUMENT_NAMES, DOCUMENT_SUFFIXES, NOT_READ
 from speculative_t5.serve.page import PAGE_HTML
 
 import pytest
@@ -92,11 +92,24 @@ def test_a_file_comes_back_with_what_was_not_done(page: Any, server: Served) -> 
     assert found.value.path().read_bytes() == data
 
 
+@needs_browser
+def test_a_file_with_a_name_that_is_known_is_sent(page: Any, server: Served) -> None:
+    open_correct(page, server)
+    files = [{"name": name, "mimeType": "", "buffer": b"1"} for name in ("a.xml", "strings.xml")]
+    page.set_input_files("#file", files[:1])
+    assert text(page, "error").startswith("a.xml is a .xml file, which is not read: name it .txt")
+    page.route("**/v1/documents?*", lambda route: route.fulfill(status=400, json={"error": "no"}))
+    with page.expect_request("**/v1/documents?*name=strings.xml*"):
+        page.set_input_files("#file", files[1:])
+
+
 def test_the_page_offers_the_files_that_are_read() -> None:
     (accepted,) = re.findall(r'accept="([^"]*)"', PAGE_HTML)
-    assert accepted.split(",") == [*DOCUMENT_SUFFIXES, "text/*"]
+    assert accepted.split(",") == [*DOCUMENT_SUFFIXES, ".xml", "text/*"]
     (whole,) = re.findall(r"const WHOLE = (\[.*?\]);", PAGE_HTML)
-    assert {*json.loads(whole)} == {*DOCUMENT_SUFFIXES} - {".txt", ".md", ".markdown"}
+    shown = {".txt", ".md", ".markdown"}
+    assert {*json.loads(whole)} == {*DOCUMENT_SUFFIXES, *DOCUMENT_NAMES} - shown
+    assert DOCUMENT_NAMES == ("strings.xml",)
     (refused,) = re.findall(r"const NOT_READ = (\{.*?\});", PAGE_HTML)
     assert json.loads(refused) == NOT_READ
 

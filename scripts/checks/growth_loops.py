@@ -50,7 +50,7 @@ LOCAL: dict[tuple[str, str], Any] = {
         "speculative_t5/cli/job.py",
         r"re.escape(Path(output).name) + f'\\.{number}-of-{number}'",
     ): None,
-    ("speculative_t5/documents/markdown.py", r"f'</{name}\\s*>' if name else '-->'"): (
+    ("speculative_t5/documents/markdown_marks.py", r"f'</{name}\\s*>' if name else '-->'"): (
         re.compile(r"</script\s*>", re.IGNORECASE)
     ),
     ("speculative_t5/serve/page.py", "f'<{tag}>(.*?)</{tag}>'"): None,

@@ -296,7 +296,8 @@ def ipynb(words: Words) -> bytes:
         if draw.random() < 0.4:
             cells.append('{"cell_type":"code","source":["# a 1b\\n","x = 1"],"outputs":[]}')
         text = markdown(words).decode().removeprefix("---\na: b **c**\n---\n\n")
-        text = text.replace(" \\* ", " ").replace(" * ", " ")  # which may become a mark
+        if cells:
+            text = text.removeprefix("\n")  # only the first cell may have front matter
         if draw.random() < 0.5:
             text = text.rstrip("\n")
         lines = re.findall(r"[^\n]*\n|[^\n]+", text)

@@ -15,6 +15,7 @@ MARKS = (
     "~~{}~~",
     "[{}](a.md)",
     '[{}](b/c_d.md "An e")',
+    "[{}][a]",
     "<b>{}</b>",
 )
 NOTHING = (  # in a sentence, and no part of it
@@ -26,8 +27,18 @@ NOTHING = (  # in a sentence, and no part of it
     "{# a note #}",
     "<kbd>a</kbd>",
     "<img src='a > b'>",
+    "<svg><g>a</g></svg>",
+    "<math>",
 )
-FIXED = ("`{}`", "`` `{} ``", "{{{{ {} }}}}", "$x{}$", "<https://x.org/{}>", "https://x.org/{}")
+FIXED = (
+    "`{}`",
+    "`` `{} ``",
+    "{{{{ {} }}}}",
+    "$x{}$",
+    "<https://x.org/{}>",
+    "https://x.org/{}",
+    "&copy;{}",
+)
 SIGNS = (", ", " ", " ", " ", "  ", " - ", "; ", " * ", " \\* ", "\n", "\n")
 BETWEEN = (
     "```\na **b**\n```\n",
@@ -59,6 +70,8 @@ def markdown(words: Words) -> bytes:
             text = text.replace("\n", " ")
         parts += [before, "Ab " + text.replace("\n", "\n" + indent), "\n\n"]
     text = "".join(parts)
+    if text.startswith("---\n\n"):
+        text = f"\n{text}"  # else the words below would be front matter, which has no marks
     return (text.replace("\n", "\r\n") if draw.random() < 0.2 else text).encode()
 
 
@@ -80,9 +93,10 @@ def _sentence(words: Words, depth: int) -> Iterator[str]:
 
 _MARK = re.compile(
     r"""
-    ```.*?``` | ~~~.*?~~~ | <pre>.*?</pre> | <script>.*?</script> | <!--.*?--> | \{[%\#].*?[%\#]\}
-    | <kbd>a</kbd> | !\[an\ f\]\(g\.png\) | \[\^1\]:? | \]\([^)]*\) | \[a\]:\ \S+ | </?\w[^<>]*>
-    | \{\{ | \}\} | `+ | \*+ | _+ | ~~ | [\[$] | !!!.*?\n
+    \\[*_~`\[\]\\] | ```.*?``` | ~~~.*?~~~
+    | <pre>.*?</pre> | <script>.*?</script> | <!--.*?--> | \{[%\#].*?[%\#]\}
+    | <kbd>a</kbd> | <svg>.*?</svg> | \]\[a\] | !\[an\ f\]\(g\.png\) | \[\^1\]:? | \]\([^)]*\)
+    | \[a\]:\ \S+ | </?\w[^<>]*> | \{\{ | \}\} | `+ | \*+ | _+ | ~~ | [\[$] | !!!.*?\n
     """,
     re.DOTALL | re.VERBOSE,
 )
@@ -105,9 +119,11 @@ def skeleton_of_markdown(data: bytes) -> Skeleton:
     for mark in _MARK.finditer(text):
         take(text[at : mark.start()])
         at = mark.end()
+        if mark[0][0] == "\\":
+            continue  # a sign that is text
         if mark[0][0] not in "*_~" or "\n" in mark[0]:
             found.append(WORD.sub("", mark[0]))
-        elif not (mark[0] == "*" and text[mark.start() - 1 : at + 1].isspace()):
+        elif not (mark[0] == "*" and (text[mark.start() - 1] + text[at]).isspace()):
             emphasis ^= {mark[0]}
     take(text[at:])
     return found, marks

@@ -11,6 +11,7 @@ from .formats import FormatOptions, PlainFile
 from .layout import arranged
 from .readers import (
     DOCUMENT_FORMATS,
+    DOCUMENT_NAMES,
     DOCUMENT_SUFFIXES,
     FILE_FORMATS,
     NO_TEXT,

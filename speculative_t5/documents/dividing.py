@@ -204,8 +204,14 @@ def _words_by_form(text: str) -> dict[str, list[int]]:
         whole = _WEB_ADDRESS.match(text, word.start()) or word
         at = whole.end()
         if word[0][0].isalnum():
-            found.setdefault(whole[0].casefold(), []).append(whole.start())
+            found.setdefault(_small(whole[0]), []).append(whole.start())
     return found
+
+
+def _small(word: str) -> str:
+    """Return a word in small letters, of which there are as many as it has: none becomes two."""
+    small = word.lower()
+    return small if len(small) == len(word) else word
 
 
 def _words_by_start(words: dict[str, list[int]], other: dict[str, list[int]]) -> dict[str, int]:

@@ -7,58 +7,32 @@ people write, which is not always CommonMark.
 from __future__ import annotations
 
 import re
-import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
-from typing import Literal
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from .formats import PlainFile, say_estimated, say_refused
-from .marks import Changed, Part, is_other, line_of_parts
-from .splitting import paragraphs
+from .markdown_marks import Mark, MarkFinder, MarkKind, is_emphasis, is_sign
+from .marks import Part, is_other, line_of_parts
+from .spliced import say_left
+from .splitting import CODE_INDENT, has_wide_gap
 
-_INLINE_MARK = re.compile(
+_END_OF_LINE = re.compile(r"(\r\n|\r|\n)")
+# A sign that makes a line an item, a quotation, a heading, code, a row of a table or a rule.
+_BLOCK_SIGN = re.compile(
     r"""
-    (?P<escape> \\[!-/:-@\[-`{-~] )
-    | (?P<code> (?<!`)(?P<ticks>`{1,20}+) (?:[^`]|(?!(?P=ticks)(?!`))`++){1,2000}? (?P=ticks)(?!`) )
-    | (?P<address>
-        https?://[^\s<>()"'`\[\]]++ | <[a-z][a-z+.-]{1,20}:[^\s<>]++> | <[^\s<>@]++@[^\s<>@]++>
-      )
-    | (?P<comment> <!-- )
-    | (?P<opaque>
-        <(?P<name>(?i:script|style|pre|textarea|svg|math|code|kbd|samp|var))(?=[\s/>])
-      )
-    | (?P<tag>
-        </?[a-zA-Z][\w-]*+(?:"[^"]*"|'[^']*'|[^<>"'])*+>
-        | \{%[^\n]{0,1000}?%\} | \{\#[^\n]{0,1000}?\#\}
-        | <![A-Za-z\[][^<>\n]{0,1000}> | <\?[^\n]{0,1000}?\?>
-      )
-    | (?P<filled>
-        \{\{[^{}\n]{0,1000}\}\}
-        | \$\$?(?=\S)[^$\n]{1,500}(?<=\S)\$\$?(?!\d)
-        | &\#?\w{1,30};
-      )
-    | (?P<note> \[\^[^\[\]\s]{1,100}\] | \[![A-Z]++\] | (?<!\S)(?:!!!|\?\?\?\+?|:::+)[^\n]*+ )
-    | (?P<target>
-        \](?: \([^()\n]{0,2000}(?:\([^()\n]{0,500}\)[^()\n]{0,500}){0,3}\) | \[[^\[\]\n]{0,500}\] )
-      )
-    | (?P<opening> !?\[ )
-    | (?P<closing> \] )
-    | (?P<emphasis> \*++ | _++ | ~~++ )
+    [ \t]*+
+    (?:
+        ([-*+])(?=[ \t]|$) | (\#)\#{0,5}(?=[ \t]|$) | ([>|]) | (`)`` | (~)~~ | ([-=])\6*+[ \t]*+$
+        | \d{1,9}([.)])(?=[ \t]|$)
+    )
     """,
     re.VERBOSE,
 )
-_DEFINED = re.compile(r"^ {0,3}\[([^\]\n]{1,500})\]:", re.MULTILINE)  # the target of a reference
-# Between two lines of a text; another sentence may begin there, but no item and no heading.
-_LINE_END_WITHIN = re.compile(r"[ \t]*+(?:\r\n|\r|\n)[ \t>]*+")
-_END_OF_LINE = re.compile(r"(\r\n|\r|\n)")
-MAX_LABEL = 500  # characters of what names the target of a link
-
-# What is not read; what is read and stays; a backslash and the sign that it stands before.
-MarkKind = Literal["hidden", "fixed", "escape"]
-Mark = tuple[int, int, MarkKind]  # where it begins and ends in the file
+_BLANKS_WITHIN = re.compile(r"[ \t]{2,}+")
+_ESCAPABLE = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+ESCAPING_ROUNDS = 3  # a sign that is escaped may show another one behind it
 
 
 @dataclass(frozen=True)
@@ -78,6 +52,11 @@ class _Stretch:
         return not self.is_read and self.raw[0] in "*_~"
 
     @property
+    def is_run(self) -> bool:
+        """Whether it is a mark that more of its sign would lengthen."""
+        return not self.is_read and self.raw[0] in "*_~`"
+
+    @property
     def text(self) -> str:
         """How it is read."""
         return "".join(text for _, text in self.characters)
@@ -95,6 +74,63 @@ class _MarkedWords:
     """A line of a file, without its end."""
 
     stretches: list[_Stretch]
+    has_marks: bool = True  # whether it may have some, as front matter and code have not
+
+    def placed(self, start: int = 0) -> Iterator[tuple[int, _Stretch]]:
+        """Yield its stretches, each with the place where it begins if the line does at one."""
+        for stretch in self.stretches:
+            yield start, stretch
+            start += len(stretch.raw)
+
+    def brackets(self) -> list[int]:
+        """Return where its words have some."""
+        words = [(at, stretch.raw) for at, stretch in self.placed() if stretch.mark is None]
+        return [at + i for at, raw in words for i, char in enumerate(raw) if char in "[]"]
+
+    def touching(self) -> Iterator[int]:
+        """Yield where its words have a sign that would lengthen the mark beside it."""
+        for (_, first), (middle, second) in pairwise(self.placed()):
+            if first.mark is None and second.is_run and first.raw.endswith(second.raw[0]):
+                yield middle - 1
+            if second.mark is None and first.is_run and second.raw.startswith(first.raw[0]):
+                yield middle
+
+    def escaped(self, places: Sequence[int]) -> _MarkedWords:
+        """Return the line with a backslash before some signs of its words, by their places."""
+        made = list[_Stretch]()
+        for at, stretch in self.placed():
+            if stretch.mark is not None:
+                made.append(stretch)
+                continue
+            first = 0
+            end = at + len(stretch.raw)
+            for place in places[bisect_left(places, at) : bisect_left(places, end)]:
+                sign = stretch.raw[place - at]
+                made.append(_Stretch(stretch.raw[first : place - at]))
+                made.append(_Stretch(f"\\{sign}", mark="escape"))
+                first = place - at + 1
+            made.append(_Stretch(stretch.raw[first:]))
+        return _MarkedWords(made)
+
+    def begun_as(self, line: _MarkedWords) -> _MarkedWords:
+        """Return the line as one of the same kind: text, an item, a row and the like.
+
+        A sign that has come to its beginning is escaped, and where gaps between its words would
+        make it a row of a table, they are narrowed.
+        """
+        made = self
+        if not line.has_marks:
+            return made
+        if has_wide_gap(self.raw) and not has_wide_gap(line.raw):
+            last = len(self.stretches) - 1
+            made = _MarkedWords(
+                [
+                    _narrowed(each, at_start=not i, at_end=i == last)
+                    for i, each in enumerate(self.stretches)
+                ]
+            )
+        had, signs = _block_signs(line.raw), _block_signs(made.raw)
+        return made.escaped(signs[len(had) : len(had) + 1])
 
     @property
     def raw(self) -> str:
@@ -112,131 +148,13 @@ class _MarkedWords:
         return "".join(found)
 
 
-class _MarkFinder:
-    """Finds the marks of a text, in order."""
+@dataclass(frozen=True)
+class _ChangedLine:
+    """A line with other words."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._labels = {*map(_label, _DEFINED.findall(text))}
-        self._found: list[Mark] = []
-        self._open: list[tuple[int, int]] = []  # brackets: where each begins, and its mark
-        self._without_end: dict[str, int] = {}  # of elements: from where on none ends
-
-    def marks(self) -> list[Mark]:
-        """Return all marks; none overlaps another."""
-        at = 0
-        for start, end in self.blocks():
-            at, self._open = max(at, start), []
-            while at < end and (found := _INLINE_MARK.search(self._text, at, end)):
-                at = self._take(found)
-        return _apart(self._found)
-
-    def blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield where texts begin and end whose marks may go on over the ends of lines."""
-        begun: tuple[int, int] | None = None
-        for passage in paragraphs(self._text, labels=True):
-            if begun and _LINE_END_WITHIN.fullmatch(self._text, begun[1], passage.start):
-                begun = begun[0], passage.end
-                continue
-            yield from [begun] if begun else []
-            begun = passage.start, passage.end
-        yield from [begun] if begun else []
-
-    def _take(self, found: re.Match[str]) -> int:
-        """Take a mark, and return the place behind it."""
-        start, end = found.span()
-        kind = found.lastgroup
-        if found["code"]:
-            ticks = len(found["ticks"])
-            self._add(start, start + ticks, "hidden")
-            self._add(start + ticks, end - ticks, "fixed")
-            self._add(end - ticks, end, "hidden")
-        elif kind == "escape":
-            self._add(start, end, "escape")
-        elif kind in ("address", "filled"):
-            self._add(start, end, "fixed")
-        elif kind in ("tag", "note"):
-            self._add(start, end, "hidden")
-        elif found["opaque"] or kind == "comment":
-            end = self._behind(found)
-            self._add(start, end, "hidden")
-        elif kind == "emphasis":
-            if _is_emphasis(self._text, start, end):
-                self._add(start, end, "hidden")
-        else:
-            self._take_bracket(found)
-        return end
-
-    def _take_bracket(self, found: re.Match[str]) -> None:
-        start, end = found.span()
-        if found["opening"]:
-            self._open.append((start, len(self._found)))
-            return
-        if not self._open:
-            return
-        first, number = self._open.pop()
-        within = self._text[first + 1 : start]
-        is_label = len(within) <= MAX_LABEL and _label(within) in self._labels
-        if self._text[first] == "!":
-            del self._found[number:]
-            self._add(first, end, "hidden")
-        elif is_label and (found["closing"] or found[0] == "][]"):  # its words name its target
-            del self._found[number:]
-            self._add(first, end, "fixed")
-        elif found["target"]:
-            self._add(first, first + 1, "hidden")
-            self._add(start, end, "hidden")
-
-    def _behind(self, found: re.Match[str]) -> int:
-        """Return the place behind an element that is not read; of one without end, its tag's."""
-        name = (found["name"] or "").casefold()
-        start = found.end()
-        if start < self._without_end.get(name, len(self._text)):
-            closing = re.compile(rf"</{name}\s*>" if name else "-->", re.IGNORECASE)
-            if last := closing.search(self._text, start):
-                return last.end()
-            self._without_end[name] = start
-        tag_end = self._text.find(">", start, start + 1000)
-        return max(start, tag_end + 1)
-
-    def _add(self, start: int, end: int, kind: MarkKind) -> None:
-        if start < end:
-            self._found.append((start, end, kind))
-
-
-def _label(text: str) -> str:
-    """Return what names the target of a link as it is compared: without case and wide spaces."""
-    return " ".join(text.casefold().split())
-
-
-def _apart(marks: list[Mark]) -> list[Mark]:
-    """Return marks in order, without those within others."""
-    found: list[Mark] = []
-    for mark in sorted(marks):
-        if not found or mark[0] >= found[-1][1]:
-            found.append(mark)
-    return found
-
-
-def _is_emphasis(text: str, start: int, end: int) -> bool:
-    """Whether asterisks and the like begin or end emphasis, by CommonMark's rules of flanks."""
-    before, after = text[start - 1 : start] or " ", text[end : end + 1] or " "
-    left = _flanks(after, before)
-    right = _flanks(before, after)
-    if text[start] == "_" and left and right:
-        return _is_sign(before) or _is_sign(after)
-    return left or right
-
-
-def _flanks(inner: str, outer: str) -> bool:
-    """Whether a run of signs stands at the words on its inner side."""
-    if inner.isspace():
-        return False
-    return not _is_sign(inner) or outer.isspace() or _is_sign(outer)
-
-
-def _is_sign(char: str) -> bool:
-    return unicodedata.category(char)[0] in "PS"
+    line: _MarkedWords
+    is_estimate: bool  # whether which words are in which mark is one
+    has_refused: bool  # whether something stayed because it has to
 
 
 class MarkdownFile(PlainFile):
@@ -246,16 +164,18 @@ class MarkdownFile(PlainFile):
     addresses, formulas and what a template fills in are read, and stay.
     """
 
-    def __init__(self, data: bytes, name: str) -> None:
+    def __init__(self, data: bytes, name: str, *, has_front_matter: bool = True) -> None:
         super().__init__(data, name)
-        finder = _MarkFinder(self.text)
-        self._lines, self._ends = _read_lines(self.text, finder.marks())
+        self._has_front_matter = has_front_matter  # whether --- at its beginning may begin some
+        finder = MarkFinder(self.text, has_front_matter=has_front_matter)
+        self._lines, self._ends = _read_lines(self.text, finder)
         starts = [0, *(end.end() for end in _END_OF_LINE.finditer(self.text))]
         # Of texts of several lines, the first line and the one behind them.
-        spans = ((bisect_right(starts, i) - 1, bisect_left(starts, j)) for i, j in finder.blocks())
+        spans = ((bisect_right(starts, i) - 1, bisect_left(starts, j)) for i, j in finder.blocks)
         self._blocks = [span for span in spans if span[1] - span[0] > 1]
         self._estimated: list[int] = []
         self._refused: list[int] = []
+        self._left: list[int] = []
         texts = [line.text for line in self._lines]
         self.unread = [
             len(line.raw) - len(text) for line, text in zip(self._lines, texts, strict=True)
@@ -269,90 +189,199 @@ class MarkdownFile(PlainFile):
             for i, (line, words) in enumerate(zip(self._lines, new, strict=True))
             if words != line.text
         }
-        for span in self._blocks:
-            lines = [i for i in range(*span) if i in changed]
-            if any(changed[i].has_refused for i in lines):
-                old = " ".join(self._lines[i].text for i in lines)
-                if is_other(old, " ".join(new[i] for i in lines)):
-                    # A translation may have its words in other lines than the source.
-                    changed |= {i: Changed([self._lines[i].raw], has_refused=True) for i in lines}
-        self._estimated += [i + 1 for i, line in changed.items() if line.is_estimate]
-        self._refused += [i + 1 for i, line in changed.items() if line.has_refused]
-        made = [
-            "".join(changed[i].parts) if i in changed else line.raw
-            for i, line in enumerate(self._lines)
-        ]
-        return _with_ends(made, self._ends).encode()
+        refused = {i for i, each in changed.items() if each.has_refused}
+        stay = self._translated_with(refused, [*changed], new)
+        written = sorted(changed.keys() - stay)
+        lines = [*self._lines]
+        for i in written:
+            lines[i] = changed[i].line
+        left = self._escape(lines, written)
+        left |= self._translated_with(left, written, new)
+        for i in left:
+            lines[i] = self._lines[i]
+        self._refused += [i + 1 for i in sorted(refused | stay)]
+        self._left += [i + 1 for i in sorted(left)]
+        self._estimated += [i + 1 for i in written if i not in left and changed[i].is_estimate]
+        return _with_ends([line.raw for line in lines], self._ends).encode()
+
+    def _translated_with(
+        self, some: Set[int], changed: Sequence[int], new: Sequence[str]
+    ) -> set[int]:
+        """Return all changed lines of the translated texts that have one of some lines.
+
+        A translation may have its words in other lines than the source, so that all of them stay
+        if one does.
+        """
+        found: set[int] = set()
+        for start, end in self._blocks:
+            lines = changed[bisect_left(changed, start) : bisect_left(changed, end)]
+            if some.isdisjoint(lines):
+                continue
+            old = " ".join(self._lines[i].text for i in lines)
+            if is_other(old, " ".join(new[i] for i in lines)):
+                found |= {*lines}
+        return found
+
+    def _escape(self, lines: list[_MarkedWords], changed: Sequence[int]) -> set[int]:
+        """Escape signs of changed lines that would be read as marks.
+
+        The result is the lines of which some still would be.
+        """
+        for _ in range(ESCAPING_ROUNDS):
+            misread = self._misread(lines, changed)
+            if not misread:
+                return set()
+            for i, places in misread.items():
+                lines[i] = lines[i].escaped(places)
+        return {*self._misread(lines, changed)}
+
+    def _misread(
+        self, lines: Sequence[_MarkedWords], changed: Sequence[int]
+    ) -> dict[int, list[int]]:
+        """Return which of the changed lines have signs that would be read as marks, and where.
+
+        There are no places where a mark begins that cannot be escaped.
+        """
+        source = _with_ends([line.raw for line in lines], self._ends)
+        marks = MarkFinder(source, has_front_matter=self._has_front_matter).marks()
+        starts = [start for start, _, _ in marks]
+        ends = [*self._ends, ""]
+        sizes = (len(line.raw) + len(end) for line, end in zip(lines, ends, strict=True))
+        begins = [*accumulate(sizes, initial=0)]
+        found: dict[int, list[int]] = {}
+        for i in changed:
+            start, places, is_misread, lost_bracket = begins[i], list[int](), False, False
+            for at, stretch in lines[i].placed(start):
+                # The mark before the first one of the stretch may go on in it.
+                first = max(0, bisect_left(starts, at) - 1)
+                some = marks[first : bisect_left(starts, at + len(stretch.raw))]
+                if stretch.mark is None:
+                    covered = [*_covered(source, some, at, at + len(stretch.raw))]
+                    is_misread |= bool(covered)
+                    places += [place - start for place in covered if place >= at]
+                elif stretch.mark == "hidden" and not any(mark[0] == at for mark in some):
+                    is_misread |= stretch.raw[0] == "`"
+                    lost_bracket |= stretch.raw[0] in "[]"
+            if lost_bracket:  # one of the words is taken for its other end
+                places += lines[i].brackets()
+            if is_misread or places:
+                found[i] = sorted({*places})
+        return found
 
     def not_kept(self) -> list[str]:
         return [
             *say_estimated("line", self._estimated, "links and emphasis"),
             *say_refused("line", self._refused, "code, or of an address"),
+            *say_left(self._left, "new words there would be read as marks of Markdown"),
         ]
 
 
-def _with_words(line: _MarkedWords, words: str) -> Changed:
-    """Return the stretches of a line with other words."""
+def _with_words(line: _MarkedWords, words: str) -> _ChangedLine:
+    """Return a line with other words."""
     stretches = line.stretches
     read = [i for i, each in enumerate(stretches) if each.is_read]
     parts = [Part(stretches[i].depth, stretches[i].mark == "fixed") for i in read]
-    escaped = {each.raw[1] for each in stretches if each.mark == "escape"}
-    marked = line_of_parts([stretches[i].characters for i in read], parts)
-    changed = marked.changed(words, partial(_escaped, signs=escaped))
+    changed = line_of_parts([stretches[i].characters for i in read], parts).changed(words)
     made = [each.raw for each in stretches]
     for i, part in zip(read, changed.parts, strict=True):
         made[i] = part
-        if not part and _is_emphasized(stretches, i):  # asterisks around nothing would be seen
-            made[i - 1] = made[i + 1] = ""
-    _move_spaces(stretches, made)
+    _drop_emphasis_of_nothing(stretches, made)
+    _move_blanks(stretches, made)
     strays = _strays(stretches, made)
-    made = ["" if i in strays else each for i, each in enumerate(made)]
-    return Changed(made, changed.is_estimate or bool(strays), changed.has_refused)
+    for i in strays:
+        made[i] = made[i].replace(stretches[i].raw, "")
+    new = _MarkedWords([*_parted(stretches, made)])
+    new = new.escaped(sorted({*new.touching()})).begun_as(line)
+    return _ChangedLine(new, changed.is_estimate or bool(strays), changed.has_refused)
 
 
-def _escaped(text: str, *, signs: Set[str]) -> str:
-    """Write a text with a backslash before signs that would be marks without one."""
-    return "".join(f"\\{each}" if each in signs else each for each in text)
-
-
-def _is_emphasized(stretches: list[_Stretch], place: int) -> bool:
-    """Whether a stretch of words is all that stands between two marks of emphasis."""
-    if not (0 < place < len(stretches) - 1 and stretches[place].raw):
-        return False
-    before, after = stretches[place - 1], stretches[place + 1]
-    return before.is_emphasis and after.is_emphasis and before.raw == after.raw
-
-
-def _move_spaces(stretches: list[_Stretch], made: list[str]) -> None:
-    """Move spaces within emphasis to its outside, as it would neither begin nor end there."""
-    for i, (each, behind) in enumerate(pairwise(stretches)):
-        if not (i and made[i] and each.is_emphasis):
+def _parted(stretches: Sequence[_Stretch], made: Sequence[str]) -> Iterator[_Stretch]:
+    """Yield the stretches of a line as they were made, words beside words as one."""
+    words = ""
+    for stretch, raw in zip(stretches, made, strict=True):
+        if stretch.mark is None:
+            words += raw
             continue
-        if behind.depth > each.depth:
+        before, mark, behind = raw.partition(stretch.raw)  # words may have replaced an escape
+        words += before
+        if mark:
+            yield _Stretch(words)
+            yield stretch
+            words = behind
+    yield _Stretch(words)
+
+
+def _covered(source: str, marks: Sequence[Mark], start: int, end: int) -> Iterator[int]:
+    """Yield the places of signs that are read as marks, of words between two places.
+
+    A place before the words stands for a mark that begins there and covers some of them.
+    """
+    for first, last, kind in marks:
+        if kind == "fixed" or max(first, start) >= min(last, end):
+            continue
+        is_run = source[first] in "*_~`"
+        places = range(max(first, start), min(last, end)) if is_run else [first]
+        yield from (place for place in places if source[place] in _ESCAPABLE)
+
+
+def _block_signs(raw: str) -> list[int]:
+    """Return the places of the signs that a line begins with which say what it is."""
+    places, at = list[int](), 0
+    while found := _BLOCK_SIGN.match(raw, at):
+        places.append(found.start(found.lastindex or 0))
+        at = found.end()
+    return places
+
+
+def _drop_emphasis_of_nothing(stretches: Sequence[_Stretch], made: list[str]) -> None:
+    """Drop marks of emphasis that stand around nothing, as they would be seen."""
+    begun: list[int] = []  # marks behind which nothing has come
+    for i, each in enumerate(stretches):
+        if each.is_emphasis:
+            if begun and stretches[begun[-1]].raw == each.raw:
+                made[begun.pop()] = made[i] = ""
+            else:
+                begun.append(i)
+        elif made[i].strip() or (made[i] and begun and each.depth <= stretches[begun[-1]].depth):
+            begun.clear()
+
+
+def _move_blanks(stretches: Sequence[_Stretch], made: list[str]) -> None:
+    """Move blanks within emphasis to its outside, as it would neither begin nor end there."""
+    depths = [*(each.depth for each in stretches), 0]
+    changes = [behind - depth for depth, behind in pairwise(depths)]
+    marks = [i for i, each in enumerate(stretches) if made[i] and each.is_emphasis]
+    for i in reversed(marks):  # from the inner ones to those around them
+        if changes[i] > 0:
             words = made[i + 1].lstrip()
-            made[i - 1] += made[i + 1][: len(made[i + 1]) - len(words)]
+            made[i] = made[i + 1][: len(made[i + 1]) - len(words)] + made[i]
             made[i + 1] = words
-        else:
+    for i in marks:
+        if i and changes[i] < 0:
             words = made[i - 1].rstrip()
-            made[i + 1] = made[i - 1][len(words) :] + made[i + 1]
+            made[i] += made[i - 1][len(words) :]
             made[i - 1] = words
 
 
-def _strays(stretches: list[_Stretch], made: list[str]) -> set[int]:
+def _strays(stretches: Sequence[_Stretch], made: Sequence[str]) -> set[int]:
     """Return the places of emphasis that would be seen as signs, with the like in the line."""
     line, at, seen = "".join(made), 0, set[str]()
     for stretch, raw in zip(stretches, made, strict=True):
-        if raw and stretch.is_emphasis and not _is_emphasis(line, at, at + len(raw)):
-            seen.add(raw)
+        if raw and stretch.is_emphasis:
+            first = at + raw.index(stretch.raw)  # behind blanks that have been moved
+            if not is_emphasis(line, first, first + len(stretch.raw)):
+                seen.add(stretch.raw)
         at += len(raw)
     return {i for i, each in enumerate(stretches) if each.is_emphasis and each.raw in seen}
 
 
-def _read_lines(source: str, marks: Sequence[Mark]) -> tuple[list[_MarkedWords], list[str]]:
+def _read_lines(source: str, finder: MarkFinder) -> tuple[list[_MarkedWords], list[str]]:
     """Return the lines of a file, and how each but the last ends."""
     pieces = _END_OF_LINE.split(source)
     words, ends = pieces[::2], pieces[1::2]
+    marks = finder.marks()
     starts = [start for start, _, _ in marks]
+    read_starts = [start for start, _ in finder.blocks]
     lines, at, depth = [], 0, 0
     for line, line_end in zip(words, [*ends, ""], strict=True):
         end = at + len(line)
@@ -360,9 +389,24 @@ def _read_lines(source: str, marks: Sequence[Mark]) -> tuple[list[_MarkedWords],
         first = max(0, bisect_left(starts, at) - 1)
         some = marks[first : bisect_left(starts, end)]
         stretches, depth = _stretches(source, at, end, some, depth if line.strip() else 0)
-        lines.append(_MarkedWords(stretches))
+        last = bisect_left(read_starts, end) - 1  # of what is read, and begins before its end
+        lines.append(_MarkedWords(stretches, has_marks=last >= 0 and finder.blocks[last][1] > at))
         at = end + len(line_end)
     return lines, ends
+
+
+def _narrowed(stretch: _Stretch, *, at_start: bool, at_end: bool) -> _Stretch:
+    """Return words with single blanks for wide gaps, except where the line begins and ends."""
+    if stretch.mark is not None:
+        return stretch
+    size = len(stretch.raw)
+
+    def narrow(found: re.Match[str]) -> str:
+        is_outer = (at_start and found.start() == 0) or (at_end and found.end() == size)
+        is_wide = len(found[0]) >= CODE_INDENT or "\t" in found[0]
+        return " " if is_wide and not is_outer else found[0]
+
+    return replace(stretch, raw=_BLANKS_WITHIN.sub(narrow, stretch.raw))
 
 
 def _with_ends(lines: Sequence[str], ends: Sequence[str]) -> str:
@@ -399,4 +443,4 @@ def _opens(source: str, first: int, last: int) -> int:
     if kind not in "*_~`":
         return 0
     before, after = source[first - 1 : first] or " ", source[last : last + 1] or " "
-    return 1 if not after.isspace() and (before.isspace() or _is_sign(before)) else -1
+    return 1 if not after.isspace() and (before.isspace() or is_sign(before)) else -1

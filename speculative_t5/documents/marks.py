@@ -93,8 +93,7 @@ class MarkedLine:
         """
         found = [*map(self._within_a_part, least_edits(self.text, text))]
         if is_whole:
-            has_marks = len({self._all[i].part for i in self._read}) > 1
-            found = [(_trimmed_words if has_marks else trimmed)(self.text, text)]
+            found = [(_trimmed_words if len(self._parts) > 1 else trimmed)(self.text, text)]
         begun: TextEdit | None = None
         for start, end, new in found:
             first, last = start, end
@@ -185,9 +184,8 @@ class _Writer:
         if any(pieces[part] != texts[part] for part in fixed):
             self._has_refused = True
             pieces, is_estimate = {}, False  # all of it stays
-        pieces = {part: piece for part, piece in pieces.items() if part not in fixed}
         for each in replaced:
-            if not (each.text and each.part in pieces):
+            if not (each.text and each.part in pieces) or each.part in fixed:
                 self._write(each)
         self._write_pieces(pieces, replaced)
         self._is_estimate |= is_estimate
@@ -195,12 +193,14 @@ class _Writer:
 
     def _with_outer(self, texts: dict[int, str], start: int, end: int) -> dict[int, str]:
         """Add the empty parts outside of marks to those of a text that is replaced."""
-        worded = {each.part for each in self._all if each.text.isalnum()}
-        if len(texts) == 1 and (not self._parts[next(iter(texts))].depth or worded <= texts.keys()):
-            return texts  # there is no mark, or all words are in one
         left = self._all[self._read[start - 1]].part if start else 0
         right = self._all[self._read[end]].part if end < len(self._read) else len(self._parts) - 1
         least = min(self._parts[part].depth for part in range(left, right + 1))
+        worded = {each.part for each in self._all if each.text.isalnum()}
+        if len(texts) == 1 and worded <= texts.keys():
+            return texts  # all words are in one mark
+        if len(texts) == 1 and self._parts[next(iter(texts))].depth == least:
+            return texts  # there are no more marks on it than on its neighbours
         around = [
             part
             for part in range(left, right + 1)
@@ -230,16 +230,17 @@ class _Writer:
         read = [each for each in replaced if each.text]
         last = {each.part: each for each, behind in pairwise(read) if each.part != behind.part}
         for part, piece in pieces.items():
-            if piece and is_apart and not piece[0].isspace():
-                self._made[part].append(spaces.pop(part, ""))
-            blank = last.get(part)
-            if blank and blank.text == " " and piece.endswith(" "):  # as the file has it
-                self._made[part].append(self._spell(piece[:-1]))
-                self._write(blank)
-                for other, _ in blank.others:
-                    spaces.pop(other, None)
-            else:
-                self._made[part].append(self._spell(piece))
+            if not self._parts[part].is_fixed:  # else it has been written
+                if piece and is_apart and not piece[0].isspace():
+                    self._made[part].append(spaces.pop(part, ""))
+                blank = last.get(part)
+                if blank and blank.text == " " and piece.endswith(" "):  # as the file has it
+                    self._made[part].append(self._spell(piece[:-1]))
+                    self._write(blank)
+                    for other, _ in blank.others:
+                        spaces.pop(other, None)
+                else:
+                    self._made[part].append(self._spell(piece))
             is_apart = piece[-1:].isspace() if piece else is_apart
 
     def _insert(self, place: int, new: str) -> None:

@@ -18,6 +18,7 @@ from .json_positions import JsonNode, json_writer, read_json_characters, read_js
 from .markdown import MarkdownFile
 from .marks import Character, MarkedLine, Part
 from .spliced import Splice, spliced
+from .splitting import FRONT_MATTER_RULES
 
 _LINE_OF_CELL = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _FENCE_LINE = re.compile(r"[ \t>]{0,20}(?:[-*+][ \t]{1,4}|\d{1,3}[.)][ \t]{1,4})?(`{3,}|~{3,})(.*)")
@@ -52,9 +53,11 @@ class Notebook(PlainFile):
             self._cells = [*self._found(root, name)]
         self._write = json_writer(self._source)
         shown = [cell.shown for cell in self._cells]
-        # What a rule begins in the first cell and another one ends elsewhere is no front matter.
-        is_ruled = bool(shown) and [line.strip() for line in shown[0]].count("---") == 1
-        head = [""] if is_ruled else []
+        # What a rule begins in a cell is front matter only where that is the first one of all, and
+        # another rule ends it there.
+        first = [line.strip() for line in shown[0]] if shown else [""]
+        rules = first.count(first[0]) if first[0] in FRONT_MATTER_RULES else 0
+        head = [""] if rules and (rules == 1 or self._cells[0].number > 1) else []
         ends = accumulate(map(len, shown), initial=len(head))
         self._ends = [*ends][1:]  # the number of the last line of each cell
         self.text = "\n".join([*head, *(line for lines in shown for line in lines)])
@@ -85,7 +88,8 @@ class Notebook(PlainFile):
                     "or as a list of strings"
                 )
             text = "".join(read for each in known for _, read in self._characters(each))
-            yield _Cell(number, known, text, MarkdownFile(text.encode(), name))
+            made = MarkdownFile(text.encode(), name, has_front_matter=number == 1)
+            yield _Cell(number, known, text, made)
 
     def _characters(self, string: JsonNode) -> Iterator[tuple[str, str]]:
         return read_json_characters(self._source[string.start + 1 : string.end - 1])

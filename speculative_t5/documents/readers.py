@@ -47,6 +47,9 @@ FILE_FORMATS = {
     "xcstrings": FileFormat("string_catalogs", "StringCatalog", (".xcstrings",)),
     "ipynb": FileFormat("notebook", "Notebook", (".ipynb",)),
 }
+DOCUMENT_NAMES = tuple(  # whole names of files that are told without their folders
+    name for form in FILE_FORMATS.values() for name in form.names if "/" not in name
+)
 READ_TEXT_ALONE = FormatOptions()
 DOCUMENT_FORMATS = tuple(FILE_FORMATS)
 DOCUMENT_SUFFIXES = tuple(suffix for form in FILE_FORMATS.values() for suffix in form.suffixes)

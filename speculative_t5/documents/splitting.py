@@ -34,7 +34,9 @@ _FENCE = re.compile(r"`{3,}+(?=[^`]*$)|~{3,}")
 _HEADING = re.compile(r"\#{1,6}(?:[ \t]|$)")
 _RULE = re.compile(r"([-*_])[ \t]*+(?:\1[ \t]*+){2,}$")
 _UNDERLINE = re.compile(r"(=+|-{3,})[ \t]*$")
-_ROW = re.compile(r"\||.*\|.*\||.*(?<=\S)(?:\t| {4})[ \t]*+\S")
+_GAP = r"(?<=\S)(?:\t| {4})[ \t]*+\S"  # between the cells of a row
+_WIDE_GAP = re.compile(_GAP)
+_ROW = re.compile(rf"\||.*\|.*\||.*{_GAP}")
 # All marks that a line may begin with, and what makes its words something other than text. Here an
 # item may have any number, also a year, and there may be marks within marks, HTML and link targets.
 _KIND = re.compile(
@@ -56,7 +58,7 @@ _KIND = re.compile(
     re.VERBOSE,
 )
 _FORMULA = re.compile(r"\$\$|\\\[|\\begin\{(?P<name>[a-zA-Z]{1,40}\*?)\}")
-_FRONT_MATTER = ("---", "+++")  # that it stands between
+FRONT_MATTER_RULES = ("---", "+++")  # that it stands between
 _SENTENCE_END = re.compile(r"[.!?…。！？؟।։][\"'”’»)\]*_]*$")
 _CELL = re.compile(r"[^\s|](?:[^|\t]*?[^\s|])?(?=\s*(?:\||\t| {4}|$))")
 _LINK = re.compile(r"\[(?!\^)[^\]]+\]:[ \t]")  # where its target stands
@@ -358,7 +360,7 @@ class _ParagraphReader:
         """Return the place behind what stands between two --- or +++ at the beginning, else 0."""
         lines = self._lines
         rule = lines[0].words.rstrip() if lines and self._is_markdown else ""
-        if rule not in _FRONT_MATTER:
+        if rule not in FRONT_MATTER_RULES:
             return 0
         closing = (place for place, line in enumerate(lines) if line.words.rstrip() == rule)
         next(closing)  # which opens it
@@ -437,6 +439,11 @@ class _ParagraphReader:
         prose = _SENTENCE_END.search(flat) and flat.lstrip(_OPENING)[:1].isupper()
         if (self._labels or not is_label(flat, self._breaks)) and (prose or not paragraph.code):
             yield passage
+
+
+def has_wide_gap(line: str) -> bool:
+    """Whether a line has a gap as between the cells of a row."""
+    return _WIDE_GAP.search(line) is not None
 
 
 def _word_spans(text: str, start: int, end: int) -> list[Span]:

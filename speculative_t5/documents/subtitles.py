@@ -9,8 +9,9 @@ A cue has one speech or several. A speech begins with the cue, and further ones 
 
 A name is one to three words in capital letters before a colon, with two letters or more, and a
 blank or the end of the line behind the colon: `MAN:`, `DR. SMITH:`, `OFFICER #2:`. `Note: this`,
-`Q: why` and `AT 10:30` are none. Where all that follows on the line is in capitals as well, only
-one word is a name: `MAN: STOP IT`, but not `HE SAID: STOP IT`.
+`Q: why` and `AT 10:30` are none. Where all words that follow on the line are in capitals as well,
+only one word is a name: `MAN: STOP IT`, but not `HE SAID: STOP IT`. What is heard is not counted:
+`DR. SMITH: [MUSIC PLAYING]` has a name.
 
 A description says what is heard: words in brackets, and in round ones at the beginning of a
 speech, behind the end of a sentence, or alone. It is read by itself, so that it is translated, and
@@ -437,7 +438,8 @@ def _name_end(mask: str, at: int) -> int:
     letters = sum(map(str.isalpha, found[1]))
     if not (0 < len(words) <= NAME_WORDS and found[1].isupper() and letters > 1):
         return at
-    rest = _flat(_LINE_REST.match(mask, found.end())[0])  # type: ignore[index]
+    line = _LINE_REST.match(mask, found.end())[0]  # type: ignore[index]
+    rest = _flat(_DESCRIPTION.sub("", line))
     is_loud = rest.isupper() and len(rest.split()) > 1
     named = [word for word in words if any(map(str.isalpha, word))]
     return at if is_loud and len(named) > 1 else found.end()
@@ -484,7 +486,9 @@ def _stands_apart(mask: str, start: int, mark: _Mark) -> bool:
 def _stays_within(words: str) -> bool:
     """Whether what is in brackets, or notes, within a sentence is no part of it."""
     inner = _flat(words[1:-1])
-    return words[0] not in "(（" or inner.isupper() or (inner.isalpha() and inner.islower())
+    if words[0] not in "(（" or not inner.strip(f"{_NOTES} "):
+        return True
+    return inner.isupper() or (inner.isalpha() and inner.islower())
 
 
 def _is_wide(words: str) -> bool:

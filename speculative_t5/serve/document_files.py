@@ -7,11 +7,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ..documents import (
+    DOCUMENT_NAMES,
     DOCUMENT_SUFFIXES,
     SENTENCE_LANGUAGES,
     PlainFile,
     RewriteOptions,
     check_read,
+    format_of,
     is_document,
     read_file,
 )
@@ -30,11 +32,13 @@ def opened_file(fields: dict[str, Any], data: bytes) -> dict[str, Any]:
         Refused: If the name says no format that is read.
         ValueError: If the bytes are none of that format.
     """
-    name = PurePosixPath(text_field(fields, "name").replace("\\", "/")).name
-    check_read(name)
-    if not is_document(name):
-        refuse("name", f"a name that ends in one of {', '.join(DOCUMENT_SUFFIXES)}", name)
-    document = read_file(data, name)
+    path = PurePosixPath(text_field(fields, "name").replace("\\", "/"))
+    name, form = path.name, format_of(str(path)) if is_document(str(path)) else None
+    check_read(name, form)
+    if form is None:
+        known = f"a name that ends in one of {', '.join(DOCUMENT_SUFFIXES)}"
+        refuse("name", f"{known}, or is {', '.join(DOCUMENT_NAMES)}", name)
+    document = read_file(data, name, form)
     if "target" in fields:
         document.translate_into(text_field(fields, "target"))
     own = {"name": name, "document": document, "text": document.text, "q": document.text}

@@ -11,7 +11,7 @@ from hashlib import sha256
 from html import escape
 from pathlib import Path
 
-from ..documents import DOCUMENT_SUFFIXES, FILE_FORMATS, NOT_READ
+from ..documents import DOCUMENT_NAMES, DOCUMENT_SUFFIXES, FILE_FORMATS, NOT_READ
 from ..generation import ORIGIN_CSS, ORIGIN_MEANINGS
 
 
@@ -28,7 +28,7 @@ def _made_page() -> str:
     parts = {
         "/* origins */": rules,
         "<!-- legend -->": legend,
-        "/* suffixes */": ",".join((*DOCUMENT_SUFFIXES, "text/*")),
+        "/* suffixes */": ",".join((*DOCUMENT_SUFFIXES, *_suffixes_of_names(), "text/*")),
         "[/* whole */]": json.dumps(_sent_whole()),
         "{/* refused */}": json.dumps(NOT_READ),
     }
@@ -38,9 +38,14 @@ def _made_page() -> str:
 
 
 def _sent_whole() -> list[str]:
-    """Return what the names of files end in that are more than the text in them."""
+    """Return what the names of files end in, or are, that are more than the text in them."""
     forms = (form for name, form in FILE_FORMATS.items() if name not in TYPED_FORMATS)
-    return [suffix for form in forms for suffix in form.suffixes]
+    return [*(suffix for form in forms for suffix in form.suffixes), *DOCUMENT_NAMES]
+
+
+def _suffixes_of_names() -> list[str]:
+    """Return what the names of files end in that are told by the whole of their names."""
+    return sorted({Path(name).suffix for name in DOCUMENT_NAMES})
 
 
 def _hash(tag: str) -> str:
