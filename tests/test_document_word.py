@@ -310,7 +310,7 @@ KEPT_SPACES = b'<w:t xml:space="preserve">'
 
 def test_spaces_that_are_not_shown_are_not_read() -> None:
     data = with_paragraphs(
-        "<w:p><w:r><w:t>\n  Under </w:t></w:r><w:r><w:t> lined text are here.\n</w:t></w:r></w:p>"
+        "<w:p><w:r><w:t>\n  Under </w:t></w:r><w:r><w:t> lined\ttext are here.\n</w:t></w:r></w:p>"
         '<w:p xml:space="preserve"><w:r><w:t> He go.</w:t></w:r></w:p>'
     )
     form = read_file(data, "a.docx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -13,6 +14,7 @@ from .splitting import Breaks, ends_as_sentence
 from .word_changes import XML_SPACE, ChangeTracker
 from .word_package import WordPackage, WordPart
 
+_UNSHOWN_BREAK = re.compile(r"[\t\r\n]")  # shown as a space in a text that keeps no spaces
 # What stands in a sentence without ending it.
 _WITHIN_SENTENCES = (
     "w:drawing w:pict w:object w:sym w:ruby w:softHyphen w:footnoteReference w:endnoteReference "
@@ -40,7 +42,9 @@ class _Text:
     @property
     def text(self) -> str:
         text = self.element.text or "" if self.is_written else "-"
-        return text if _keeps_spaces(self.element) else text.strip(" \t\r\n")
+        if _keeps_spaces(self.element):
+            return text
+        return _UNSHOWN_BREAK.sub(" ", text.strip(" \t\r\n"))
 
     @property
     def is_written(self) -> bool:
