@@ -72,7 +72,7 @@ def test_a_page_shows_what_changed(call: Call, here: Path) -> None:
 def test_a_model_that_must_be_surer_changes_less(call: Call) -> None:
     done = call("document", "in.txt", "--min-probability", "1")
     assert (done.code, done.out) == (0, TEXT)
-    assert "kept, a token of its output has a probability of 0." in done.err[0]
+    assert 'kept, "has" for "have" has a probability of 0.' in done.err[0]
 
 
 REASON = "its output has an unknown character"

@@ -18,7 +18,7 @@ from typing import Any
 from speculative_t5.checkpoints import locate, read_tokenizer
 from speculative_t5.cli.options import DecoderOptions
 from speculative_t5.documents import Document, RewriteOptions, WebPage, edits
-from speculative_t5.documents.layout import same_facts
+from speculative_t5.documents.judging import same_facts
 from speculative_t5.serve import Models, Service, languagetool
 from speculative_t5.serve import Served as Model
 from speculative_t5.serve.languagetool import check, rule_of
@@ -100,7 +100,7 @@ def scrambled(text: str, draw: random.Random) -> str:
 def test_all_matches_together_give_the_text_of_the_model() -> None:
     draw, changed = random.Random(5), 0
     texts = Texts(Scripted(lambda s: scrambled(s, random.Random(s)), limit=10**6))
-    for _ in range(1000):
+    for _ in range(1200):
         sentences = (" ".join(draw.choices(WORDS, k=draw.randint(2, 12))) for _ in range(4))
         text = draw.choice(("\n", "\r\n\r\n", " ")).join(sentences)
         document = texts.document(text, RewriteOptions())

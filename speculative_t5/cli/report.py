@@ -111,7 +111,8 @@ def _kept(piece: Piece) -> str:
     same = len(commonprefix(texts)) if len(texts) > 1 else 0
     start = max(0, same - SHOWN_CHARACTERS // 2)
     shown = " -> ".join(_excerpt(text, start) for text in texts)
-    what = f"decoded again {piece.retried}" if piece.retried else "kept"
+    what = "changed in part" if piece.output != piece.source else "kept"
+    what = f"decoded again {piece.retried}" if piece.retried else what
     return f"{what}, {one_line(piece.reason or '')}: {shown}"
 
 

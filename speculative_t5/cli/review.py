@@ -1,7 +1,7 @@
 """Suggestions one by one on a terminal, as `git add -p` shows changes: take, leave or edit each."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,27 +32,31 @@ def review(pieces: Iterable[Piece], where: Callable[[int], str]) -> tuple[list[P
     chosen, every, quits = list[Piece](), False, False
     out = terminal.console(stderr=True)
     for piece in sorted(pieces, key=lambda piece: piece.start):
-        held_back = piece.status == "kept"
-        wanted = piece.refused if held_back else piece.output
-        if wanted is None or wanted == piece.source or (every and held_back):
-            chosen.append(piece)
-            continue
-        made = piece
-        if held_back:
-            made = replace(piece, output=wanted, reason=None, refused=None)
-        left = piece if held_back else replace(piece, output=piece.source, reason=None)
-        answer = "q" if quits else "a"
-        if not (quits or every):
-            place = where(piece.line)
-            shown = f"{place}: held back, {piece.reason}" if held_back else place
-            out.print(shown, markup=False)
-            print_change(out, "", piece.source, made.output)
-            answer = _ask()
+        taken = piece
+        for made, left, held_back in _suggestions(piece):
+            if every and held_back:
+                continue
+            answer = "q" if quits else "a"
+            if not (quits or every):
+                place = where(piece.line)
+                shown = f"{place}: held back, {piece.reason}" if held_back else place
+                out.print(shown, markup=False)
+                print_change(out, "", taken.output if held_back else piece.source, made.output)
+                answer = _ask()
+                every, quits = answer == "a", answer == "q"
+            taken = left(taken) if answer in ("n", "q") else made
             if answer == "e":
-                made = replace(made, output=edited(made.output))
-            every, quits = answer == "a", answer == "q"
-        chosen.append(left if answer in ("n", "q") else made)
+                taken = replace(made, output=edited(made.output))
+        chosen.append(taken)
     return chosen, quits
+
+
+def _suggestions(piece: Piece) -> Iterator[tuple[Piece, Callable[[Piece], Piece], bool]]:
+    """Yield what a piece may become, what it is otherwise, and whether that was held back."""
+    if piece.status == "changed":
+        yield piece, lambda _: replace(piece, output=piece.source, reason=None), False
+    if piece.reason and piece.retried is None and piece.refused not in (None, piece.source):
+        yield replace(piece, output=piece.refused, reason=None, refused=None), lambda it: it, True
 
 
 def _ask() -> str:

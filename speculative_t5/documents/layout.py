@@ -1,7 +1,6 @@
-"""Puts the words of an output where the words of its source were, and compares the two."""
+"""Puts the words of an output where the words of its source were."""
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -10,15 +9,6 @@ from .alignment import opcodes, ratio
 # Ends of lines and pages, other characters that part a text, and NUL: they are never left out.
 PARTING_CHARACTERS = r"\0\n-\r\x1c-\x1f\x85\u2028\u2029"
 _PARTING = re.compile(f"[{PARTING_CHARACTERS}]")
-# Numbers, e-mail addresses and links, without the punctuation behind them.
-_FACTS = re.compile(
-    r"""
-    \d (?:[\d.,:/]*\d)?
-    | (?<![^\s<>()"]) [^\s<>()"@]++ @ [^\s<>()"]+ \w
-    | (?:https?://|www\.) \S* \w
-    """,
-    re.VERBOSE,
-)
 _FULL_STOP = re.compile(r"[.!?…。！？؟।։]{1,9}+([\"'”’»)\]]{0,9}+\s{0,9}+)\Z")
 
 
@@ -92,8 +82,3 @@ def similarity(source: str, output: str) -> float:
     """Return difflib's ratio of the letters and digits of two texts, from 0 to 1 for the same."""
     a, b = ([c for c in text.casefold() if c.isalnum()] for text in (source, output))
     return ratio(a, b)
-
-
-def same_facts(source: str, output: str) -> bool:
-    """Whether two texts hold the same numbers, e-mail addresses and links, as often."""
-    return Counter(_FACTS.findall(source)) == Counter(_FACTS.findall(output))

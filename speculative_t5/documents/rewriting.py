@@ -10,18 +10,20 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from ..decoding import Logprob, Stats, total
-from ..errors import check_utf8, count, rounded_down
+from ..decoding import Stats, total
+from ..errors import check_utf8, count
 from ..generation import TRANSFORMERS_NAMES, BatchOptions, Generation
 from ..options import OptionError, check_options, described, option, python_option, takes
 from .comparison import as_page, as_table
-from .layout import arranged, as_within, same_facts, similarity
+from .judging import Judge
+from .layout import arranged, as_within
 from .splitting import (
     PLAIN_LINES,
     SENTENCE_LANGUAGES,
     FileLines,
     Passage,
     clauses,
+    ends_as_sentence,
     is_label,
     keeps_lines,
     paragraphs,
@@ -44,9 +46,9 @@ class RewriteOptions:
     By "paragraph", a long one is decoded as many of its sentences at a time as the model reads.
     Pieces of like length have the same `max_tokens` by default, and are decoded together.
     Similarity is difflib's ratio of letters and digits; set it to 0 for a model that does something
-    other than correct or translate. `min_probability` is for any token of an output that changes
-    its piece, as in GECToR (Omelianchuk et al. 2020, arXiv:2005.12592): the higher it is, the fewer
-    wrong corrections are made, but also the fewer right ones.
+    other than correct or translate. `min_probability` is for any token of a change that a
+    correction makes, and for those beside it (see `judging`); of other outputs, for all their
+    tokens. The higher it is, the fewer wrong corrections are made, but also the fewer right ones.
     """
 
     by: By | None = option(
@@ -77,8 +79,8 @@ class RewriteOptions:
     )
     min_probability: float | None = option(
         None,
-        "Leave a piece as it is if the model gives a token of its output less than this, from 0 to "
-        "1.",
+        "Leave out a change, or an output that is no correction, if the model gives a token of it "
+        "less than this, from 0 to 1.",
         shown="the model's own, or 0",
         least=0.0,
         most=1.0,
@@ -125,7 +127,7 @@ class Piece:
     line: int  # number of the line where it begins, from 1
     source: str  # the part as it was, line breaks included
     output: str  # what stands there now; `source` if nothing was changed
-    reason: str | None = None  # why the model's output is not used, or none was made
+    reason: str | None = None  # why the model's output is not used, or not all of it
     refused: str | None = None  # output not used, laid out as `source` if it has enough words
     retried: str | None = None  # how another try went well: "by clauses" or "by beams"
     start: int = 0  # where it begins in the text, in characters
@@ -133,10 +135,10 @@ class Piece:
 
     @property
     def status(self) -> Literal["changed", "same", "kept"]:
-        """What became of it; "kept" is for what has a reason, and no other try went well."""
-        if self.reason is not None and self.retried is None:
-            return "kept"
-        return "same" if self.output == self.source else "changed"
+        """What became of it; "kept" is for what has a reason and stayed as it was."""
+        if self.output != self.source:
+            return "changed"
+        return "kept" if self.reason is not None and self.retried is None else "same"
 
 
 @dataclass(frozen=True, repr=False)
@@ -186,8 +188,8 @@ def rewrite(decoder: TextDecoder, text: str, options: TextOptions) -> Rewritten:
     A piece stays as it was, and has a reason, if the vocabulary lacks one of its characters; if it
     is longer than the model reads; if its output did not end within `max_tokens`, is empty, has
     an unknown character or fewer words than the piece has lines, makes something else of a line
-    (see `keeps_lines`), or is too different, see `min_similarity`; or if the model is not sure of
-    its output, see `min_probability`.
+    (see `keeps_lines`), or is too different, see `min_similarity`. Changes of a correction that are
+    not good are left out, see `judging`, and the reason says why the first of them is.
 
     The options are given as keywords; see `RewriteOptions` and `TextOptions`.
 
@@ -255,6 +257,7 @@ class Document:
             source, target = decoder.languages
             self._translation = Translation(source or identifier().classify(text)[0], target)
         self.options = self._with_defaults(options)
+        self._judge = Judge(decoder, self.options, self._translation)
         self._language = self.options.language or "en"
         self._parts = [*self._split()]
 
@@ -475,37 +478,21 @@ class Document:
         return arranged(words, gaps, output, joint) if output else None
 
     def _judged(self, part: _Part, done: Generation) -> Piece:
-        """Return a piece with its output in the layout of its source, if the output is good."""
+        """Return a piece with its output in the layout of its source, as far as that is good."""
         source = part.passage.flat(self.text)
-        within = self._lines.within(self.text, part.passage)
-        done = replace(done, text=as_within(source, done.text, *within))
-        laid_out = self._laid_out(part, done.text)
-        reason = self._fault(source, done) or self._fault_of_layout(part, laid_out)
-        if reason is None and done.text.split() != source.split():
-            reason = self._doubt(part, done)
-        if reason:
-            refused = laid_out or done.text or None
-            return self._piece(part, None, reason, refused=refused, stats=done.stats)
-        return self._piece(part, laid_out, None, stats=done.stats)
-
-    def _fault(self, source: str, done: Generation) -> str | None:
-        """Say what is wrong with an output by its words, if anything is seen."""
-        least = self.options.min_similarity or 0.0
-        if done.finish_reason == "length":
-            return f"its output did not end within {count(done.stats.emitted, 'token')}"
-        if not done.text.split():
-            return "its output is empty"
-        if not self.options.guard:
-            return None
-        if self._has_unknown(source, done):
-            return "its output has an unknown character"
-        if fault := self._translation and self._translation.fault(source, done.text.strip()):
-            return fault
-        if least and (found := similarity(source, done.text)) < least:
-            return f"its output is too different, with a similarity of {rounded_down(found, 2)}"
-        if least and not same_facts(source, done.text):
-            return "its output has other numbers or addresses"
-        return None
+        begins, ends = self._lines.within(self.text, part.passage)
+        is_part = not (self._labels or ends_as_sentence(source))  # an item of a list, a heading
+        text = as_within(source, done.text, begins or is_part, ends or is_part)
+        laid_out = refused = self._laid_out(part, text)
+        reason = self._judge.fault(source, done) or self._fault_of_layout(part, laid_out)
+        if reason is None and text.split() != source.split():
+            words, reason = self._judge.good_words(part.ids, source, text, done)
+            laid_out = self._laid_out(part, " ".join(words))
+            reason = self._fault_of_layout(part, laid_out) or reason
+        elif reason:
+            laid_out = None
+        more = {"refused": refused or text or None} if reason else {}
+        return self._piece(part, laid_out, reason, stats=done.stats, **more)
 
     def _fault_of_layout(self, part: _Part, laid_out: str | None) -> str | None:
         """Say why an output cannot stand where its source was, if it cannot."""
@@ -514,25 +501,6 @@ class Document:
         if not keeps_lines(self.text, part.passage, laid_out):
             return "its output would make something else of a line, such as an item of a list"
         return None
-
-    def _has_unknown(self, source: str, done: Generation) -> bool:
-        """Whether an output has an unknown token, or bytes that spell no character."""
-        unknown = getattr(self._decoder.tokenizer, "unknown_id", None)
-        bad = "\N{REPLACEMENT CHARACTER}"
-        return unknown in done.tokens or done.text.count(bad) > source.count(bad)
-
-    def _doubt(self, part: _Part, done: Generation) -> str | None:
-        """Say how unsure the target is of an output, if it is too unsure."""
-        if not (least := self.options.min_probability):
-            return None
-        found: Sequence[Logprob] | None = done.logprobs
-        if found is None:  # a beam, or several outputs as one
-            found = self._decoder.log_probabilities(part.ids, done.tokens)
-        lowest = math.exp(min((each.value for each in found[: len(done.tokens)]), default=0.0))
-        if lowest >= least:
-            return None
-        shown, bound = rounded_down(lowest, 4), repr(float(least)).removesuffix(".0")
-        return f"a token of its output has a probability of {shown}, which is below {bound}"
 
     def result(self, pieces: Iterable[Piece], seconds: float = 0.0) -> Rewritten:
         """Put the pieces of all parts in their places; `seconds` is for the statistics."""

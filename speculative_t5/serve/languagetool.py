@@ -204,13 +204,12 @@ def _text_sent(fields: dict[str, Any]) -> tuple[str, str, Sequence[int]]:
 
 def _edits(piece: Piece, picky: bool) -> Iterator[tuple[int, int, str, EditRule, str]]:
     """Yield where each edit of a piece begins and ends in the text, its words, rule and message."""
-    wanted, doubt = piece.output, ""
-    refused = piece.refused or ""
+    made, refused = edits(piece.source, piece.output), piece.refused or ""
     fits = refused and len(lines(refused)) == len(lines(piece.source))
-    if picky and piece.status == "kept" and fits:
-        wanted, doubt = refused, f" Held back: {piece.reason}."
-    for start, end, new in edits(piece.source, wanted):
+    is_held_back = picky and piece.reason and piece.retried is None and fits
+    for start, end, new in edits(piece.source, refused) if is_held_back else made:
         rule = rule_of(piece.source[start:end], new)
+        doubt = "" if (start, end, new) in made else f" Held back: {piece.reason}."
         yield piece.start + start, piece.start + end, new, rule, rule.message + doubt
 
 

@@ -1,0 +1,316 @@
+"""Which changes of a corrector are made: those that no rule forbids and that the model is sure of.
+
+Changes are of words. Names, numbers, addresses, code and symbols stay as they are written, and no
+run of words is lost or added. How sure a model is of a change is told by the tokens that it wrote
+for it, as in GECToR (Omelianchuk et al. 2020, arXiv:2005.12592), so that a doubtful change is left
+out and the sure ones of the same sentence are made.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..decoding import Logprob
+from ..errors import count, rounded_down
+from ..generation import Generation
+from .alignment import opcodes
+from .layout import similarity
+from .text_decoder import TextDecoder
+from .translation import Translation
+
+if TYPE_CHECKING:
+    from .rewriting import RewriteOptions
+
+MOST_LOST, MOST_ADDED = 1, 2  # words that a change may leave out, or add
+WORDS_APART = 3  # between changes, at most, that are made together
+TOKENS_BESIDE = 2  # a change of which the model has to be as sure
+MOST_SHOWN = 40  # characters of a change in a reason
+# Numbers, e-mail addresses and links, without the punctuation behind them.
+_FACTS = re.compile(
+    r"""
+    \d (?:[\d.,:/]*\d)?
+    | (?<![^\s<>()"]) [^\s<>()"@]++ @ [^\s<>()"]+ \w
+    | (?:https?://|www\.) \S* \w
+    """,
+    re.VERBOSE,
+)
+_AROUND_WORDS = ".,;:!?…\"'“”‘’„«»()*_"
+_OF_PROSE = frozenset(".,;:!?…\"'“”‘’„«»()- ")  # what may change where it stands alone
+_CODE_SIGNS = frozenset("_@#$%&*+=<>^~|\\/[](){}:`")
+_WITHIN_NAMES = re.compile(r"\w\w\.\w|\w\.\w\w")  # a full stop within a name, not as in "e.g."
+_SLIP_OF_SHIFT = re.compile(r"[A-Z]{2}[a-z]++")  # THe
+_QUOTES = str.maketrans("“”„«»‘’", '"""""\'\'')
+
+
+class WordEdit(NamedTuple):
+    """A change of words: where they begin and end before it, and after it."""
+
+    start: int
+    end: int
+    new_start: int
+    new_end: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Words after the changes that are made, and why others are not."""
+
+    words: list[str]
+    reasons: list[str]
+
+
+class Judge:
+    """Judges what a decoder makes of sentences."""
+
+    def __init__(
+        self, decoder: TextDecoder, options: RewriteOptions, translation: Translation | None
+    ) -> None:
+        self._decoder, self._options, self._translation = decoder, options, translation
+        self._least = options.min_similarity or 0.0
+
+    def fault(self, source: str, done: Generation) -> str | None:
+        """Say what is wrong with an output as a whole, if anything is seen."""
+        if done.finish_reason == "length":
+            return f"its output did not end within {count(done.stats.emitted, 'token')}"
+        if not done.text.split():
+            return "its output is empty"
+        if not self._options.guard:
+            return None
+        if self._has_unknown(source, done):
+            return "its output has an unknown character"
+        if fault := self._translation and self._translation.fault(source, done.text.strip()):
+            return fault
+        if self._least and (found := similarity(source, done.text)) < self._least:
+            return f"its output is too different, with a similarity of {rounded_down(found, 2)}"
+        return None
+
+    def _has_unknown(self, source: str, done: Generation) -> bool:
+        """Whether an output has an unknown token, or bytes that spell no character."""
+        unknown = getattr(self._decoder.tokenizer, "unknown_id", None)
+        bad = "\N{REPLACEMENT CHARACTER}"
+        return unknown in done.tokens or done.text.count(bad) > source.count(bad)
+
+    def good_words(
+        self, ids: Sequence[int], source: str, text: str, done: Generation
+    ) -> tuple[list[str], str | None]:
+        """Return the words of a source with those changes to a text that are good.
+
+        The text is that of the output, perhaps without the signs of a whole sentence. A reason says
+        why the first of the other changes is left out. Where an output is no correction, as of a
+        model whose outputs are not similar to their sources, it is good or not as a whole.
+        """
+        before, after = source.split(), text.split()
+        doubt = _Doubt(self._decoder, ids, done, self._options.min_probability or 0.0)
+        if not (self._options.guard and self._least):
+            reason = doubt.of_all()
+            return (before, reason) if reason else (after, None)
+        judged = judged_edits(before, after, doubt.of_edit)
+        if not same_facts(source, " ".join(judged.words)):
+            return before, "its output has other numbers or addresses"
+        return judged.words, judged.reasons[0] if judged.reasons else None
+
+
+class _Doubt:
+    """Says how unsure a model is of an output, or of a change in it, if it is too unsure."""
+
+    def __init__(
+        self, decoder: TextDecoder, ids: Sequence[int], done: Generation, least: float
+    ) -> None:
+        self._decoder, self._ids, self._done, self._least = decoder, ids, done, least
+
+    @cached_property
+    def _found(self) -> Sequence[Logprob]:
+        if self._done.logprobs is not None:
+            return self._done.logprobs
+        # A beam, or several outputs as one.
+        return self._decoder.log_probabilities(self._ids, self._done.tokens)
+
+    def of_all(self) -> str | None:
+        """Say how unsure it is of the output."""
+        if not self._least:
+            return None
+        values = [each.value for each in self._found[: len(self._done.tokens)]]
+        why = self._too_low(min(values, default=0.0))
+        return f"a token of its output {why}" if why else None
+
+    def of_edit(self, edit: WordEdit, old: Sequence[str]) -> str | None:
+        """Say how unsure it is of a change of the output's words, given those before."""
+        if not self._least:
+            return None
+        words = self._done.text.split()
+        without = [*words[: edit.new_start], *old, *words[edit.new_end :]]
+        own, other = (
+            self._decoder.encode(self._decoder.prefix + text)
+            for text in (self._done.text, " ".join(without))
+        )
+        size = len(self._done.tokens)
+        start = next(
+            (i for i in range(len(own) - size, -1, -1) if own[i : i + size] == self._done.tokens),
+            None,
+        )
+        if start is None:  # the model has spelled it in another way
+            return self._too_low(min(each.value for each in self._found[:size]))
+        return self._too_low(least_logprob(self._found, own[start:], other[start:]))
+
+    def _too_low(self, value: float) -> str | None:
+        """Say that a probability, of which this is the logarithm, is too low, if it is."""
+        if math.exp(value) >= self._least:
+            return None
+        shown, bound = rounded_down(math.exp(value), 4), repr(float(self._least))
+        return f"has a probability of {shown}, which is below {bound.removesuffix('.0')}"
+
+
+def same_facts(source: str, output: str) -> bool:
+    """Whether two texts hold the same numbers, e-mail addresses and links, as often."""
+    return Counter(_FACTS.findall(source)) == Counter(_FACTS.findall(output))
+
+
+def judged_edits(
+    before: Sequence[str],
+    after: Sequence[str],
+    doubt: Callable[[WordEdit, Sequence[str]], str | None],
+) -> Judged:
+    """Return the words before with the changes to those after that are good.
+
+    `doubt` says why a change is doubtful, if it is, given the change and the words before it.
+    """
+    made, reasons, at = list[str](), list[str](), 0
+    code = _in_code(before)
+
+    def fault(edit: WordEdit) -> str | None:
+        old, new = before[edit.start : edit.end], after[edit.new_start : edit.new_end]
+        around = code[edit.start : edit.end] or [all(code[edit.start - 1 : edit.start + 1])]
+        why = "would change code" if any(around) else _rule(old, new, before) or doubt(edit, old)
+        return _told(old, new, why) if why else None
+
+    edits = [each for each in word_edits(before, after) if not _is_style(before, after, each)]
+    for together in _together(edits):
+        faults = [*filter(None, map(fault, together))]
+        reasons += faults[:1]
+        for edit in together if not faults else ():
+            made += [*before[at : edit.start], *after[edit.new_start : edit.new_end]]
+            at = edit.end
+    return Judged([*made, *before[at:]], reasons)
+
+
+def _together(edits: Iterable[WordEdit]) -> Iterator[list[WordEdit]]:
+    """Yield changes that are made together or not at all, as they are near each other.
+
+    One may be wrong without the other: "What means it?" becomes "What does it mean?".
+    """
+    near: list[WordEdit] = []
+    for edit in edits:
+        if near and edit.start - near[-1].end > WORDS_APART:
+            yield near
+            near = []
+        near.append(edit)
+    if near:
+        yield near
+
+
+def word_edits(before: Sequence[str], after: Sequence[str]) -> Iterator[WordEdit]:
+    """Yield the changes that make words of others; as many as there were go one by one."""
+    for kind, i1, i2, j1, j2 in opcodes(before, after):
+        if kind == "equal":
+            continue
+        if i2 - i1 == j2 - j1:
+            yield from (WordEdit(i, i + 1, j1 + i - i1, j1 + i - i1 + 1) for i in range(i1, i2))
+        else:
+            yield WordEdit(i1, i2, j1, j2)
+
+
+def least_logprob(found: Sequence[Logprob], own: Sequence[int], other: Sequence[int]) -> float:
+    """Return the least logarithm of the tokens in which an output differs from another one.
+
+    `own` are the tokens of the output, `found` how probable each is, and `other` are the tokens of
+    the same output without a change. Where a change takes tokens away, the next one tells of it.
+    """
+    start = _num_same(own, other)
+    same = _num_same(own[start:][::-1], other[start:][::-1])
+    end = max(start + 1, len(own) - same)
+    near = found[max(0, start - TOKENS_BESIDE) : end + TOKENS_BESIDE]
+    return min((each.value for each in near), default=0.0)
+
+
+def _num_same(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens two texts begin with that are the same."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _in_code(words: Sequence[str]) -> list[bool]:
+    """Return for each word whether backticks are around it or in it, none if one is left over."""
+    found, is_open = [], False
+    for word in words:
+        found.append(is_open or "`" in word)
+        is_open ^= word.count("`") % 2 == 1
+    return [False] * len(words) if is_open else found
+
+
+def _is_style(before: Sequence[str], after: Sequence[str], edit: WordEdit) -> bool:
+    """Whether a change is no correction: of quotes, or of a small letter behind a colon or dash."""
+    old = " ".join(before[edit.start : edit.end])
+    new = " ".join(after[edit.new_start : edit.new_end])
+    if old.translate(_QUOTES) == new.translate(_QUOTES):
+        return True
+    above = before[edit.start - 1] if edit.start else ""
+    is_capital = old[1:] == new[1:] and old.casefold() == new.casefold()
+    return is_capital and (above.endswith(":") or above in ("-", "–", "—"))
+
+
+def _rule(old: Sequence[str], new: Sequence[str], sentence: Sequence[str]) -> str | None:
+    """Say which rule forbids a change, if one does."""
+    counts = [sum(any(map(str.isalnum, word)) for word in words) for words in (old, new)]
+    if counts[0] - counts[1] > MOST_LOST or (counts[0] > 1 and not counts[1]):
+        return "would lose words"
+    if counts[1] - counts[0] > MOST_ADDED:
+        return "would add words"
+    shouts = all(word.isupper() for word in sentence if any(map(str.isalpha, word)))
+    lost = Counter(_fixed(old, shouts))
+    made = Counter(_fixed(new, shouts))
+    known = {_core(word).casefold() for word in old}
+    if lost - made or any(word.casefold() not in known for word in made - lost):
+        return "would change a name, a number or a symbol"
+    return None
+
+
+def _fixed(words: Sequence[str], shouts: bool) -> Iterator[str]:
+    """Yield the words that have to stay as they are, without what stands around them."""
+    for word in words:
+        core = _core(word)
+        if _is_fixed(word, core, shouts):
+            yield core or word
+
+
+def _core(word: str) -> str:
+    return word.strip(_AROUND_WORDS)
+
+
+def _is_fixed(word: str, core: str, shouts: bool) -> bool:
+    if not any(map(str.isalnum, word)):
+        return not _OF_PROSE.issuperset(word) or word in ("-", "--", "---")
+    if any(char.isdigit() or char in _CODE_SIGNS for char in core) or core[:1] == "-":
+        return True
+    if any(unicodedata.category(char)[0] == "S" for char in core) or _WITHIN_NAMES.search(core):
+        return True
+    has_capital = any(map(str.isupper, core[1:])) and not _SLIP_OF_SHIFT.fullmatch(core)
+    return has_capital and not shouts
+
+
+def _told(old: Sequence[str], new: Sequence[str], what: str) -> str:
+    """Return a reason for leaving out a change."""
+    before, after = (_shortened(" ".join(words)) for words in (old, new))
+    if not before:
+        return f'putting in "{after}" {what}'
+    return f'leaving out "{before}" {what}' if not after else f'"{after}" for "{before}" {what}'
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."

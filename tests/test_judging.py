@@ -1,0 +1,129 @@
+"""Changes of a corrector, judged one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from speculative_t5.decoding import Logprob
+from speculative_t5.documents import Document, RewriteOptions
+from speculative_t5.documents.judging import WordEdit, judged_edits, least_logprob
+
+import pytest
+from pieces import Scripted
+
+pytestmark = pytest.mark.cpu
+
+
+def judged(before: str, after: str, doubtful: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """Return a text with the changes that are good; those to `doubtful` words are not."""
+    new = after.split()
+
+    def doubt(edit: WordEdit, _: Sequence[str]) -> str | None:
+        return "is doubtful" if {*new[edit.new_start : edit.new_end]} & {*doubtful} else None
+
+    found = judged_edits(before.split(), new, doubt)
+    return " ".join(found.words), found.reasons
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("He go home.", "He goes home."),
+        ("THe end is near.", "The end is near."),
+        ("i live in usa", "I live in USA"),
+        ("HE GO HOME", "HE GOES HOME"),
+        ("He say: i know.", "He says: I know it."),
+        ("I have 2 apple, e.g. red one.", "I have 2 apples, e.g. red ones."),
+        ("the iPhone are new", "The iPhone is new"),
+        ("Run `git log` before you goes.", "Run `git log` before you go."),
+        ("We discussed about it.", "We discussed it."),
+        ("The well known man .", "The well-known man."),
+    ],
+)
+def test_corrections_are_made(before: str, after: str) -> None:
+    assert judged(before, after) == (after, [])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        ("I was born in 1981.", "I was born in 1891.", "name"),
+        ("Ask ann@example.org now.", "Ask anne@example.org now.", "name"),
+        ("See https://x.org/a here.", "See https://x.org here.", "name"),
+        ("Our GitHub page", "Our Github page", "name"),
+        ("The NASA page", "The NSA page", "name"),
+        ("Call os.path.join first.", "Call os.path first.", "name"),
+        ("Set item_id here.", "Set item_ed here.", "name"),
+        ("Give --no-guard here.", "Give no-guard here.", "name"),
+        ("Tea & cake", "Tea and cake", "name"),
+        ("A → B", "A > B", "name"),
+        ("It costs 5 €.", "It costs 5 E.", "name"),
+        ("Wait - here.", "Wait here.", "name"),
+        ("For example, list[float, x]", "For example, the list[float, x]", None),
+        ("Run `a apple` now.", "Run `an apple` now.", "code"),
+        ("Run `a apple` now.", "Run `a big apple` now.", "code"),
+        ("Use a or b or c here.", "Use here.", "lose words"),
+        ("He came very late.", "He came.", "lose words"),
+        ("He came.", "He came although though though though.", "add words"),
+    ],
+)
+def test_what_has_to_stay_stays(before: str, after: str, what: str | None) -> None:
+    text, reasons = judged(before, after)
+    assert text == (before if what else after)
+    assert [what in each for each in reasons if what] == [True] * bool(what)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Note: you can go.", "Note: You can go."),
+        ("email - for letters", "email - For letters"),
+        ("It's “so”, isn’t it?", "It's \"so\", isn't it?"),
+    ],
+)
+def test_what_is_a_matter_of_style_is_left_without_a_word(before: str, after: str) -> None:
+    assert judged(before, after) == (before, [])
+
+
+def test_doubtful_changes_go_with_those_beside_them_and_no_others() -> None:
+    before = "What means this word, and why do he always say it to all of the childs?"
+    after = "What does this word mean, and why does he always say it to all of the children?"
+    assert judged(before, after) == (after, [])
+    part, reasons = judged(before, after, ["mean,"])
+    assert part == "What means this word, and why do he always say it to all of the children?"
+    assert reasons == ['putting in "mean," is doubtful'] or 'mean,"' in reasons[0]
+    part, _ = judged(before, after, ["children?"])
+    assert part == after.replace("children", "childs")
+    assert judged(before, after, ["does", "children?"])[0] == before
+
+
+def test_the_tokens_of_a_change_and_those_beside_it_tell_how_sure_a_model_is() -> None:
+    own = [*range(20)]
+    found = [Logprob(-1.0 - i, {}) for i in own]
+    changed = [*own[:10], 99, 98, *own[11:]]
+    assert least_logprob(found, own, changed) == -13.0, "two beside it"
+    assert least_logprob(found, own, [*own[:10], *own[12:]]) == -14.0, "what was put in"
+    assert least_logprob(found, own, [*own[:10], 99, *own[10:]]) == -13.0, "what was left out"
+    assert least_logprob(found, own, [*own[:19], 99]) == -20.0
+
+
+def test_a_sentence_keeps_its_sure_changes() -> None:
+    source = "He go home and then she have a long walk with a apple."
+    output = "He goes home and then she has a long walk with an apple."
+    low = {"has": 0.5}
+
+    class Sure(Scripted):
+        def log_probabilities(self, source: Sequence[int], tokens: Sequence[int]) -> list[Logprob]:
+            return [Logprob(math.log(low.get(word, 0.99)), {}) for word in output.split()]
+
+    tokenizer = SimpleNamespace(unknown_id=None)
+    decoder: Any = Sure(lambda _: output, limit=99, prefix="", tokenizer=tokenizer)
+    document = Document(decoder, source, RewriteOptions(min_probability=0.7))
+    result = document.result(document.rewrite())
+    assert result.text == output.replace("has", "have")
+    (piece,) = result.pieces
+    assert (piece.status, piece.refused) == ("changed", output) and not result.kept
+    assert piece.reason == '"has" for "have" has a probability of 0.5000, which is below 0.7'
