@@ -86,7 +86,7 @@ def passed(data: bytes, name: str, decoder: Any, options: FormatOptions = READ_T
     if decoder.languages:
         form.translate_into(decoder.languages[1])
     wanted = RewriteOptions(guard=False)
-    document = Document(decoder, form.text, wanted, form.breaks, unread=form.unread)
+    document = Document(decoder, form.text, wanted, form.lines)
     done = document.result(document.rewrite())
     after = form.rewritten(done.text) if done.text != done.source else data
     seconds = time.process_time() - began
