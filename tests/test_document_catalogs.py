@@ -55,7 +55,8 @@ def rewritten(data: bytes, name: str, to: str | None = None) -> tuple[bytes, lis
         decoder = Scripted(
             lambda text: GERMAN.get(text, text), limit=10**6, languages=("en", to), prefix=""
         )
-    options = RewriteOptions(by="sentence") if to else RewriteOptions()
+    # The guard would leave code in corrections alone itself.
+    options = RewriteOptions(by="sentence") if to else RewriteOptions(guard=False)
     document = Document(decoder, form.text, options, form.lines)
     return form.rewritten(document.result(document.rewrite()).text), form.not_kept()
 

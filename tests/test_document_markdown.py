@@ -21,7 +21,8 @@ def corrected(text: str) -> str:
 def rewritten(text: str, answer: Any = corrected, **more: Any) -> tuple[str, list[str]]:
     form = read_file(text.encode(), "a.md")
     decoder: Any = Scripted(answer, limit=10**6, **more)
-    document = Document(decoder, form.text, RewriteOptions(), form.lines)
+    # Without the guard, which leaves code alone itself.
+    document = Document(decoder, form.text, RewriteOptions(guard=False), form.lines)
     return form.rewritten(document.result(document.rewrite()).text).decode(), form.not_kept()
 
 

@@ -25,6 +25,7 @@ from speculative_t5.documents import (
     RewriteOptions,
     comparison,
     identifier,
+    judging,
     layout,
     read_file,
     rewriting,
@@ -304,7 +305,7 @@ def arranged(text: str) -> None:
     for answer in (turned, grown):
         layout.arranged(words, ["\n"] * (len(words) - 1), answer(text).split())
         layout.similarity(text, answer(text))
-        layout.same_facts(text, answer(text))
+        judging.same_facts(text, answer(text))
 
 
 def compared(text: str) -> None:

@@ -38,7 +38,9 @@ def _texts_of_parts(data: bytes) -> Iterator[tuple[str, bytes, ElementTree.Eleme
 def _shown(text: ElementTree.Element) -> str:
     """Return what is shown of the text of an element, without white space that is not kept."""
     is_kept = text.get("{http://www.w3.org/XML/1998/namespace}space") == "preserve"
-    return (text.text or "") if is_kept else (text.text or "").strip(" \t\r\n")
+    if is_kept:
+        return text.text or ""
+    return re.sub(r"[\t\r\n]", " ", (text.text or "").strip(" \t\r\n"))
 
 
 def skeleton_of_docx(data: bytes) -> Skeleton:

@@ -184,11 +184,12 @@ def judged_edits(
     """
     made, reasons, at = list[str](), list[str](), 0
     code = _in_code(before)
+    shouts = all(word.isupper() for word in before if any(map(str.isalpha, word)))
 
     def fault(edit: WordEdit) -> str | None:
         old, new = before[edit.start : edit.end], after[edit.new_start : edit.new_end]
         around = code[edit.start : edit.end] or [all(code[edit.start - 1 : edit.start + 1])]
-        why = "would change code" if any(around) else _rule(old, new, before) or doubt(edit, old)
+        why = "would change code" if any(around) else _rule(old, new, shouts) or doubt(edit, old)
         return _told(old, new, why) if why else None
 
     edits = [each for each in word_edits(before, after) if not _is_style(before, after, each)]
@@ -265,14 +266,13 @@ def _is_style(before: Sequence[str], after: Sequence[str], edit: WordEdit) -> bo
     return is_capital and (above.endswith(":") or above in ("-", "–", "—"))
 
 
-def _rule(old: Sequence[str], new: Sequence[str], sentence: Sequence[str]) -> str | None:
-    """Say which rule forbids a change, if one does."""
+def _rule(old: Sequence[str], new: Sequence[str], shouts: bool) -> str | None:
+    """Say which rule forbids a change in a sentence, which `shouts` if it is in capitals."""
     counts = [sum(any(map(str.isalnum, word)) for word in words) for words in (old, new)]
     if counts[0] - counts[1] > MOST_LOST or (counts[0] > 1 and not counts[1]):
         return "would lose words"
     if counts[1] - counts[0] > MOST_ADDED:
         return "would add words"
-    shouts = all(word.isupper() for word in sentence if any(map(str.isalpha, word)))
     lost = Counter(_fixed(old, shouts))
     made = Counter(_fixed(new, shouts))
     known = {_core(word).casefold() for word in old}

@@ -481,7 +481,8 @@ class Document:
         """Return a piece with its output in the layout of its source, as far as that is good."""
         source = part.passage.flat(self.text)
         begins, ends = self._lines.within(self.text, part.passage)
-        is_part = not (self._labels or ends_as_sentence(source))  # an item of a list, a heading
+        # An item of a list, a heading and the like.
+        is_part = self.options.guard and not (self._labels or ends_as_sentence(source))
         text = as_within(source, done.text, begins or is_part, ends or is_part)
         laid_out = refused = self._laid_out(part, text)
         reason = self._judge.fault(source, done) or self._fault_of_layout(part, laid_out)

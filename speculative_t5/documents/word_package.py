@@ -22,7 +22,8 @@ OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 RELATIONS_FILE, STRICT_NAMES = "_rels/.rels", b"http://purl.oclc.org/ooxml/officeDocument/"
 MAX_RELATIONS = 10**5  # bytes of that file that are looked at
 ENCRYPTED_FLAG = 1  # the bit of a member's flags
-_DECLARATION = re.compile(rb"(?:\xef\xbb\xbf)?<\?xml[^>]{1,200}\?>\s*+")
+MAX_DECLARATION = 300  # bytes in which the declaration of a file of XML is looked for
+_DECLARATION = re.compile(r"(?:\xef\xbb\xbf)?<\?xml[^>]{1,200}\?>\s*+")
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,10 @@ def _parts(document: Any, package: ZipFile) -> Iterator[WordPart]:
         data = package.read(name)
         root = etree.fromstring(data, parser)
         is_utf8 = (root.getroottree().docinfo.encoding or "UTF-8").upper() == "UTF-8"
-        declaration = _DECLARATION.match(data)
-        yield WordPart(name, title, root, declaration[0] if declaration and is_utf8 else b"")
+        declaration = _DECLARATION.match(data[:MAX_DECLARATION].decode("latin-1"))
+        yield WordPart(
+            name, title, root, declaration[0].encode("latin-1") if declaration and is_utf8 else b""
+        )
 
 
 def _is_strict(package: ZipFile) -> bool:
