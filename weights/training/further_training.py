@@ -3,10 +3,11 @@
 `python weights/training/train_correct.py learners` runs it. It starts from a converted folder, the
 vocabulary of which gets bytes and common characters if it has none, and trains for a number of
 minutes; a run that was stopped resumes. The rate is constant, then goes down to 0 in the last
-quarter. The loss on held-out examples, of `corruption`'s kind and of learners', is printed at every
-checkpoint. With a teacher, a model learns the teacher's distributions instead of the right tokens.
-With caution, it learns to leave what it is not sure of as it is; a model with a teacher has that
-from the teacher, and caution then changes only the outputs that it sees.
+quarter. The loss on held-out examples, of `corruption`'s kind, of learners' and of edited prose
+where there is any, is printed at every checkpoint. With a teacher, a model learns the teacher's
+distributions instead of the right tokens. With caution, it learns to leave what it is not sure of
+as it is; a model with a teacher has that from the teacher, and caution then changes only the
+outputs that it sees.
 
 The result may keep a share of the weights that it started from: the mean of two models on one path
 of training is often better than either (Wortsman et al. 2022, "Robust fine-tuning of zero-shot
@@ -19,7 +20,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from byte_pieces import add_pieces
 from caution import Caution
 from corruption import Corruptor, read_sentences
 from learner_errors import Learner, mixed_examples, read_german
+from prose import Paragraphs, Prose
 from torch.nn.functional import kl_div
 from train_correct import Example, batches, load_tokenizer, save_checkpoint
 from transformers import T5ForConditionalGeneration
@@ -60,6 +63,8 @@ def train_further(
     teacher: Path | None = None,
     caution: float = 0.0,
     keep: float = 0.0,
+    technical: Sequence[Path] = (),
+    stories: Sequence[Path] = (),
 ) -> None:
     """Train a converted folder further; write a checkpoint for convert.py of its name to `work`.
 
@@ -83,15 +88,25 @@ def train_further(
         asked = run.teacher or start(start_from, tokenizer.get_piece_size())
         run.caution = Caution(asked, tokenizer, least=caution, autocast=autocast)
     sentences, unseen = read_sentences(data)
-    learner, corruptor = Learner(sentences, read_german(data)), Corruptor(sentences)
+    german = read_german(data)
+    learner, corruptor = Learner(sentences, german), Corruptor(sentences)
     held_out = random.Random(1)
     judged = {
         kind: [encode(tokenizer, damager.example(unseen, held_out)) for _ in range(HELD_OUT)]
         for kind, damager in (("old", corruptor), ("new", learner))
     }
+    from_prose = None
+    if technical or stories:
+        seen, unseen_prose = Paragraphs.read(technical, stories)
+        prose = Prose([*seen.technical, *seen.stories, *sentences], german)
+        from_prose = partial(prose.example, seen)
+        judged["prose"] = [
+            encode(tokenizer, prose.example(unseen_prose, held_out)) for _ in range(HELD_OUT)
+        ]
 
     def examples() -> Iterator[Example]:
-        for pair in mixed_examples(learner, corruptor, sentences, run.step + 7):
+        seed = run.step + 7
+        for pair in mixed_examples(learner, corruptor, sentences, seed, prose=from_prose):
             yield encode(tokenizer, pair)
 
     run.train(examples, judged, checkpoint, every=every, batch=tokens)

@@ -18,7 +18,8 @@ with any character by
 or with another folder as --start-from. `runs/learners/correct-base` is then for convert.py, and
 what that writes can be trained further in the same way, with another --work; `--keep 0.3` makes the
 result a mean with the weights before, and `--caution 0.6` leaves errors in the targets that it is
-not sure how to correct (see `caution`). weights/correct-small learns from it:
+not sure how to correct (see `caution`). `--technical FILE` and `--stories FILE`, each once or more,
+add examples from edited prose (see `prose`). weights/correct-small learns from it:
 
     python weights/training/train_correct.py learners   --data deu.txt.xz --work runs/small \
         --start-from weights/correct-small --teacher runs/learners/correct-base
@@ -208,6 +209,12 @@ def learners(
         float,
         typer.Option(min=0, max=1, help="Share of the weights to start from in the result's."),
     ] = 0.0,
+    technical: Annotated[
+        list[Path] | None, typer.Option(help="Edited technical text, a paragraph a line.")
+    ] = None,
+    stories: Annotated[
+        list[Path] | None, typer.Option(help="Edited stories, a paragraph a line.")
+    ] = None,
 ) -> None:
     """Train a converted correct-base or correct-small further, on learners' errors."""
     from further_training import train_further
@@ -224,6 +231,8 @@ def learners(
         teacher=teacher,
         caution=caution,
         keep=keep,
+        technical=technical or (),
+        stories=stories or (),
     )
 
 

@@ -2,7 +2,7 @@
 
 import lzma
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +18,7 @@ GRAMMAR: tuple[Rule, ...] = (
     phrases.UNCOUNTABLE, *nouns.RULES, *verbs.RULES,
 )  # fmt: skip
 OLD_KIND = 0.15  # share of examples that `corruption` alone damages
+PROSE = 0.35  # share of examples from edited prose, where there is any
 
 
 class Learner:
@@ -100,12 +101,24 @@ def read_german(path: Path) -> list[str]:
 
 
 def mixed_examples(
-    learner: Learner, corruptor: Corruptor, sentences: list[str], seed: int
+    learner: Learner,
+    corruptor: Corruptor,
+    sentences: list[str],
+    seed: int,
+    *,
+    prose: Callable[[random.Random], Pair] | None = None,
+    share: float = PROSE,
 ) -> Iterator[Pair]:
-    """Yield examples forever, some of `corruption`'s kind: what correct-base is trained on."""
+    """Yield examples forever, some of `corruption`'s kind: what correct-base is trained on.
+
+    With `prose`, a share of the examples comes from it.
+    """
     rng = random.Random(seed)
     while True:
-        yield (corruptor if rng.random() < OLD_KIND else learner).example(sentences, rng)
+        if prose is not None and rng.random() < share:
+            yield prose(rng)
+        else:
+            yield (corruptor if rng.random() < OLD_KIND else learner).example(sentences, rng)
 
 
 def held_out_texts(path: Path, count: int, seed: int = 0, *, single: bool = False) -> list[Pair]:
