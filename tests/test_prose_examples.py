@@ -72,6 +72,31 @@ def test_code_addresses_numbers_and_names_are_never_damaged(prose: Prose) -> Non
     assert changed > 450
 
 
+def test_names_are_held_but_where_they_begin_a_sentence_as_known_words() -> None:
+    for text, held_words in (
+        ("The Name is Watson. The name is here.", ["Name", "Watson"]),
+        ("“Watson,” I said on Monday. “Name it.”", ["Watson"]),
+    ):
+        found = held(text, {"the", "name", "is", "here"})
+        assert [part for part, _ in found.parts] == held_words
+
+
+def test_damage_that_loses_a_held_part_is_not_done(
+    prose: Prose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one that makes another right text."""
+
+    def rules(text: str, rng: random.Random, lexicon: Lexicon) -> str:
+        return rng.choice([text[1:], text.replace("not ", ""), text.replace("here", "hear")])
+
+    monkeypatch.setattr("prose.RULES", (rules,))
+    monkeypatch.setattr("prose.WEIGHTS", (1,))
+    found = held("3.12 is not here.", LEXICON.words)
+    outputs = {prose.damaged(found, random.Random(seed)) for seed in range(40)}
+    texts = {found.filled(text, plain=False) for text in outputs}
+    assert texts == {"3.12 is not hear.", "3.12 is not here."}  # where all attempts were refused
+
+
 def test_most_examples_are_right_and_both_sides_have_the_same_marks(prose: Prose) -> None:
     kinds = {"technical": Paragraphs(TECHNICAL, []), "stories": Paragraphs([], STORIES)}
     for kind, share in (("technical", 2 / 3), ("stories", 1 / 2)):

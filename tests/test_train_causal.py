@@ -3,6 +3,8 @@
 import itertools
 import json
 import lzma
+import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -273,6 +275,35 @@ def test_the_result_is_converted_and_trained_further(
         assert tokenizer.prefix == "correct: "
         config = json.loads((source / "config.json").read_text())
         assert (config["draft"], config["min_probability"]) == ("small", 0.5)
+
+
+def test_edited_prose_is_mixed_in_and_judged(
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(further_training, "HELD_OUT", 2)
+    monkeypatch.setattr(train_correct, "POOL", 64)
+    paragraphs, mixed = tmp_path / "technical.txt", []
+    paragraphs.write_text("".join(f"Paragraph {i} is short.\n" for i in range(200)))
+
+    def mixed_examples(*_: Any, prose: Any, **__: Any) -> Iterator[tuple[str, str]]:
+        while True:
+            mixed.append(prose(random.Random(0)))
+            yield mixed[-1]
+
+    monkeypatch.setattr(further_training, "mixed_examples", mixed_examples)
+    train_further(
+        write_pairs(tmp_path),
+        tmp_path / "work",
+        converted,
+        minutes=1e-4,
+        rate=1e-3,
+        every=1,
+        tokens=200,
+        autocast=False,
+        technical=[paragraphs],
+    )
+    assert "Paragraph" in mixed[0][1]
+    assert re.search(r"held-out loss: old \S+, new \S+, prose \d", capsys.readouterr().out)
 
 
 def test_a_model_learns_what_its_teacher_says(converted: Path, tmp_path: Path, clock: None) -> None:
