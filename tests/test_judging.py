@@ -40,6 +40,8 @@ def judged(before: str, after: str, doubtful: Sequence[str] = ()) -> tuple[str, 
         ("the iPhone are new", "The iPhone is new"),
         ("Run `git log` before you goes.", "Run `git log` before you go."),
         ("We discussed about it.", "We discussed it."),
+        ("method returns it", "A method returns it"),
+        ("It is here with", "It is here with us."),
         ("The well known man .", "The well-known man."),
     ],
 )

@@ -147,18 +147,25 @@ class _Doubt:
             return None
         words = self._done.text.split()
         without = [*words[: edit.new_start], *old, *words[edit.new_end :]]
-        own, other = (
-            self._decoder.encode(self._decoder.prefix + text)
-            for text in (self._done.text, " ".join(without))
-        )
+        if self._start is None:  # the model has spelled it in another way
+            return self._too_low(min(each.value for each in self._found[: len(self._done.tokens)]))
+        own, other = (ids[self._start :] for ids in (self._own, self._encoded(" ".join(without))))
+        return self._too_low(least_logprob(self._found, own, other))
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._decoder.encode(self._decoder.prefix + text)
+
+    @cached_property
+    def _own(self) -> list[int]:
+        """The ids of the output's text, encoded as a prompt."""
+        return self._encoded(self._done.text)
+
+    @cached_property
+    def _start(self) -> int | None:
+        """Where the output's tokens begin among those ids, if they are the same."""
         size = len(self._done.tokens)
-        start = next(
-            (i for i in range(len(own) - size, -1, -1) if own[i : i + size] == self._done.tokens),
-            None,
-        )
-        if start is None:  # the model has spelled it in another way
-            return self._too_low(min(each.value for each in self._found[:size]))
-        return self._too_low(least_logprob(self._found, own[start:], other[start:]))
+        starts = range(len(self._own) - size, -1, -1)
+        return next((i for i in starts if self._own[i : i + size] == self._done.tokens), None)
 
     def _too_low(self, value: float) -> str | None:
         """Say that a probability, of which this is the logarithm, is too low, if it is."""
@@ -188,8 +195,10 @@ def judged_edits(
 
     def fault(edit: WordEdit) -> str | None:
         old, new = before[edit.start : edit.end], after[edit.new_start : edit.new_end]
-        around = code[edit.start : edit.end] or [all(code[edit.start - 1 : edit.start + 1])]
-        why = "would change code" if any(around) else _rule(old, new, shouts) or doubt(edit, old)
+        is_between = not old and 0 < edit.start < len(before)
+        is_code = any(code[edit.start : edit.end])
+        is_code = is_code or (is_between and all(code[edit.start - 1 : edit.start + 1]))
+        why = "would change code" if is_code else _rule(old, new, shouts) or doubt(edit, old)
         return _told(old, new, why) if why else None
 
     edits = [each for each in word_edits(before, after) if not _is_style(before, after, each)]
