@@ -242,7 +242,7 @@ def _string_catalog(text: str) -> str:
     return json.dumps({"sourceLanguage": "en", "strings": strings, "version": "1.0"})
 
 
-# By the end of a name, a file with a text in it; where there is none, the text is the file.
+# What puts a text into a file, by how the name of the file ends. Other files are their texts.
 FILES: dict[str, Callable[[str], bytes]] = {
     ".docx": word_file,
     **{

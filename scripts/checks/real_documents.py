@@ -100,7 +100,7 @@ def tried(path: Path, translates: bool, row: Row) -> tuple[Pass | None, list[str
         is_refusal = type(error) is ValueError and str(error).count("\n") == 0
         print(f"{path}: refused: {error}")
         return None, [] if is_refusal else lines[-2:]
-    except Exception:
+    except Exception:  # each is a fault of the reader, to be listed with all others
         return None, [" | ".join(traceback.format_exc().splitlines()[-3:])]
     row.read += made.read
     row.changed += made.changed

@@ -309,7 +309,10 @@ def _border_costs(
     shared: _SharedWords,
     around: tuple[TextPart, TextPart],
 ) -> FloatArray:
-    """Return what it costs to cut a line at places that stand for a border, but for signs."""
+    """Return what it costs to cut a line at each place that may stand for a border.
+
+    Signs beside the places are not counted here.
+    """
     left, right = around
     cut = shared.around(border)
     costs: FloatArray = PLACE_COST * np.abs(near - aim) / LETTERS_OF_A_WORD

@@ -47,7 +47,7 @@ FILE_FORMATS = {
     "xcstrings": FileFormat("string_catalogs", "StringCatalog", (".xcstrings",)),
     "ipynb": FileFormat("notebook", "Notebook", (".ipynb",)),
 }
-DOCUMENT_NAMES = tuple(  # whole names of files that are told without their folders
+DOCUMENT_NAMES = tuple(  # that say a format as a whole, whatever folder the file is in
     name for form in FILE_FORMATS.values() for name in form.names if "/" not in name
 )
 READ_TEXT_ALONE = FormatOptions()

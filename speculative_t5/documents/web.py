@@ -194,7 +194,7 @@ class WebPage(PlainFile):
         self._add_text(self._page[at:], elements, stretch)
 
     def _add_opaque(self, name: str, text: str, elements: _Elements) -> None:
-        """Add what is not read, but for the attributes of an element's first tag."""
+        """Add what is not read; the attributes of its first tag may be."""
         first = _FIRST_TAG.match(text) if self._has_attributes and name else None
         if first is None or name in _WITHOUT_ATTRIBUTES:
             self._add_fixed(text)
