@@ -30,7 +30,7 @@ _ANY_WORD = re.compile(r"\w+")
 
 
 def reversed_words(text: str, every: int = EVERY_WORD) -> str:
-    """Reverse the letters of each word of a line, or of every so many."""
+    """Reverse the letters of every word of a line, or of one word in `every`."""
     count = 0
 
     def turn(found: re.Match[str]) -> str:

@@ -44,7 +44,7 @@ def _sent_whole() -> list[str]:
 
 
 def _suffixes_of_names() -> list[str]:
-    """Return what the names of files end in that are told by the whole of their names."""
+    """Return the endings of names that browsers may choose files by, for formats told by a name."""
     return sorted({Path(name).suffix for name in DOCUMENT_NAMES})
 
 
