@@ -303,6 +303,7 @@ def test_what_is_put_in_takes_the_marks_of_its_word_or_none() -> None:
     assert changed("stop b", "stops b", 0, 4, 2).parts == ["", "stops", " b"]
     assert changed("stop b", "now stop b", 0, 4, 2).parts == ["now ", "stop", " b"]
     assert changed("a stop", "a stop.", 2, 4, 0).parts == ["a ", "stop", "."]
+    assert changed("I cannot b", "I can not b", 2, 6, 2).parts == ["I ", "can not", " b"]
     assert changed("a stop b", "a b", 2, 4, 2).parts == ["a", "", " b"]
 
 

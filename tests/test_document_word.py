@@ -398,6 +398,14 @@ READ = {  # lines; words of which those in capitals have to stay
         + f"</w:r>{shown(' three')}</w:p>",
         ["one three", "two", "two"],
     ),
+    "a text box that is deleted": (
+        f"<w:p>{shown('one')}<w:del>{BOX.format(shown('TWO'))}</w:del>{shown(' three')}</w:p>",
+        ["one three"],
+    ),
+    "a text box that is moved away": (
+        f"<w:p>{shown('one')}<w:moveFrom>{BOX.format(shown('TWO'))}</w:moveFrom></w:p>",
+        ["one"],
+    ),
     "runs of two kinds": (f"<w:p>{BOTH.format(shown('one'), shown('TWO'))}</w:p>", ["one"]),
     "a symbol": (
         f"<w:p>{shown('one ')}<w:r><w:sym/></w:r>{shown(' two')}</w:p>",
@@ -452,3 +460,13 @@ def test_a_folder_with_broken_documents_is_done(call: Call, here: Path) -> None:
     assert found.paragraphs[0].text == found.sections[0].header.paragraphs[0].text == RIGHT
     (line,) = call("document", "in/encrypted.docx").err
     assert line.startswith("error: in/encrypted.docx has a password")
+
+
+def test_a_field_without_an_end_is_said() -> None:
+    open_field = field("PAGE", shown("one")).removesuffix(mark("end"))
+    paragraphs = f"<w:p>{shown('He')}{open_field}</w:p><w:p>{shown('two')}</w:p>"
+    form = read_file(with_paragraphs(paragraphs), "a.docx")
+    assert form.text.split("\n") == ["Heone", WRONG]
+    assert form.not_kept() == ["what follows a field without an end stays, in the document"]
+    open_link = field("HYPERLINK a", shown("one")).removesuffix(mark("end"))
+    assert not read_file(with_paragraphs(f"<w:p>{open_link}</w:p>"), "a.docx").not_kept()

@@ -254,8 +254,11 @@ class _Maker:
         return f'<w:ins w:id="{self.id()}" {OTHERS}>{inner}</w:ins>'
 
     def deletion(self) -> str:
-        run = self.run(stays=True, tag="w:delText")
-        return f'<w:del w:id="{self.id()}" {OTHERS}>{run}</w:del>'
+        gone = self.run(stays=True, tag="w:delText")
+        if self.words.draw.random() < 0.2:
+            inner = f"<w:txbxContent><w:p>{self.runs(stays=True)}</w:p></w:txbxContent>"
+            gone = f"<w:r><w:pict><v:shape><v:textbox>{inner}</v:textbox></v:shape></w:pict></w:r>"
+        return f'<w:del w:id="{self.id()}" {OTHERS}>{gone}</w:del>'
 
     def moved(self) -> str:
         gone = f'<w:moveFrom w:id="{self.id()}" {OTHERS}>{self.runs(stays=True)}</w:moveFrom>'

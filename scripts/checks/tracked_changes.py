@@ -33,9 +33,11 @@ from random_word import docx
 from random_words import Words
 
 READER = Path(__file__).with_name("libreoffice_text.py")
-# LibreOffice 7.4 computes conditions itself, and neither accepts nor rejects changes of texts in
-# controls and of words that have readings.
-OTHERWISE_SHOWN = re.compile(rb"<w:sdt>|<w:ruby>|>IF<|>I</w:instrText>| w:instr=.IF")
+# LibreOffice 7.4 computes conditions itself, neither accepts nor rejects changes of texts in
+# controls and of words that have readings, and loses words when a field's end is deleted.
+OTHERWISE_SHOWN = re.compile(
+    rb"<w:sdt>|<w:ruby>|>IF<|>I</w:instrText>| w:instr=.IF|<w:del [^>]*><w:r><w:fldChar[^>]*\"end\""
+)
 SECONDS = 30  # that LibreOffice may take for a document
 TRACKED = FormatOptions(track_changes="Ann")
 

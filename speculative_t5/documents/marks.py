@@ -358,8 +358,11 @@ def _replaced(
     at: int, before: str, after: str, first: str, *, has_several: bool
 ) -> Iterator[tuple[int, int, str]]:
     """Yield the changes of a word to several, or of several to others; `first` begins those."""
+    start, end, _ = trimmed(before, after)
     if has_several:  # no letter of a word of several stays for one of another
         yield at, at + len(before), after
+    elif start == end < len(before):  # all of its letters stay, as in "cannot" and "can not"
+        yield from _edit(at, before, after)
     elif first[:LIKE_START] == before[:LIKE_START]:  # the others are put in behind it
         yield from _edit(at, before, first)
         yield at + len(before), at + len(before), after[len(first) :]

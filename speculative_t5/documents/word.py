@@ -126,6 +126,7 @@ class WordFile(PlainFile):
     def __init__(self, data: bytes, name: str, *, track_changes: str | None = None) -> None:
         self._package = WordPackage(data, name)
         self._author = track_changes
+        self._unended: list[str] = []
         self._stretches = [*self._found()]
         self._estimated: list[str] = []
         self._refused: list[str] = []
@@ -147,6 +148,8 @@ class WordFile(PlainFile):
             fields: dict[Any, _Fields] = {}  # by text boxes and notes, which have their own
             for own_number, paragraph in enumerate(part.root.iter(qn("w:p")), 1):
                 number += 1
+                if next(paragraph.iterancestors(qn("w:del"), qn("w:moveFrom")), None) is not None:
+                    continue  # it is in a text box that is deleted
                 apart = map(qn, ("w:txbxContent", "w:footnote", "w:endnote"))
                 around = next(paragraph.iterancestors(*apart), None)
                 goes_on = False  # from the line above
@@ -159,6 +162,8 @@ class WordFile(PlainFile):
                     lines += 1
                     goes_on = not ends_as_sentence(line.text.rstrip())
                     yield _WordStretch(part, number, own_number, texts, line)
+            if any(each.fills for each in fields.values()):
+                self._unended.append(part.title or "the document")
         self.inner_breaks = inner
 
     def rewritten(self, text: str) -> bytes:
@@ -189,6 +194,7 @@ class WordFile(PlainFile):
     def not_kept(self) -> list[str]:
         said = say_estimated("paragraph", self._estimated, "bold words, links and the like")
         said += say_refused("paragraph", self._refused, "what a field shows")
+        said += [f"what follows a field without an end stays, in {part}" for part in self._unended]
         kinds = self._package.relations
         staying = [name for kind, name in _STAYING_PARTS.items() if kind in kinds]
         return said + [f"{name} stay as they were" for name in staying]
