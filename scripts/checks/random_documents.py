@@ -30,7 +30,7 @@ from random_word import docx
 from random_words import WORD, Skeleton, Words
 from word_faults import faults_of_changes, faults_of_reading, skeleton_of_docx
 
-_APART = re.compile(r"(?<!\w)[a-zäßéж]*\d+x(?!\w)")  # from its neighbours
+_APART = re.compile(r"(?<![\w\u0301])[a-zäßéж]*\d+x(?!\w)")  # from its neighbours
 _TOGETHER = re.compile(r"\dx\w*\d+x")  # in which marks begin and end within what is changed
 
 
