@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5.decoding import Logprob
-from speculative_t5.documents import Document, RewriteOptions
+from speculative_t5.documents import Document, RewriteOptions, Rewritten
 from speculative_t5.documents.judging import WordEdit, judged_edits, least_logprob
 
 import pytest
@@ -129,3 +129,26 @@ def test_a_sentence_keeps_its_sure_changes() -> None:
     (piece,) = result.pieces
     assert (piece.status, piece.refused) == ("changed", output) and not result.kept
     assert piece.reason == '"has" for "have" has a probability of 0.5000, which is below 0.7'
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "is_changed"),
+    [
+        ("Elle mange des pommes et du pain.", "Elle mange des poems et du pain.", False),
+        ("Der Hund hat einen Ball gefunden.", "Der Hund had einen Ball found.", False),
+        ("She eat a apple and some bread.", "She eats an apple and some bread.", True),
+    ],
+)
+def test_sentences_in_other_languages_stay(source: str, output: str, is_changed: bool) -> None:
+    def result(*corrects: str) -> Rewritten:
+        tokenizer = SimpleNamespace(unknown_id=None, corrects=[*corrects])
+        decoder: Any = Scripted(lambda _: output, limit=99, tokenizer=tokenizer)
+        document = Document(decoder, source, RewriteOptions())
+        return document.result(document.rewrite())
+
+    done = result("en")
+    assert done.text == (output if is_changed else source)
+    if not is_changed:
+        (piece,) = done.kept
+        assert piece.reason and "seems to be" in piece.reason and "not correct" in piece.reason
+    assert result("en", "fr", "de").text == output == result().text, "a model may know it"

@@ -31,7 +31,6 @@ from .rewriting import (
     check_rewriting,
     rewrite,
 )
-from .splitting import PLAIN_LINES, SENTENCE_LANGUAGES, FileLines
+from .splitting import PLAIN_LINES, SENTENCE_LANGUAGES, FileLines, identifier
 from .text_decoder import TextDecoder
-from .translation import identifier
 from .web import WebPage

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..decoding import Logprob
 from ..errors import count, rounded_down
 from ..generation import Generation
+from ..tokenizers import language_name
 from .alignment import opcodes
 from .layout import similarity
+from .splitting import other_language
 from .text_decoder import TextDecoder
 from .translation import Translation
 
@@ -112,10 +114,18 @@ class Judge:
         if not (self._options.guard and self._least):
             reason = doubt.of_all()
             return (before, reason) if reason else (after, None)
+        if reason := self._fault_of_language(source):
+            return before, reason
         judged = judged_edits(before, after, doubt.of_edit)
         if not same_facts(source, " ".join(judged.words)):
             return before, "its output has other numbers or addresses"
         return judged.words, judged.reasons[0] if judged.reasons else None
+
+    def _fault_of_language(self, source: str) -> str | None:
+        """Say that a sentence is in none of the languages that the model corrects, if it is."""
+        corrected = getattr(self._decoder.tokenizer, "corrects", None)
+        other = other_language(source, corrected) if corrected else None
+        return other and f"it seems to be {language_name(other)}, which the model does not correct"
 
 
 class _Doubt:

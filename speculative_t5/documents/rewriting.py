@@ -24,6 +24,7 @@ from .splitting import (
     Passage,
     clauses,
     ends_as_sentence,
+    identifier,
     is_label,
     keeps_lines,
     paragraphs,
@@ -31,7 +32,7 @@ from .splitting import (
     sentences,
 )
 from .text_decoder import TextDecoder
-from .translation import Translation, has_words, identifier
+from .translation import Translation, has_words
 
 By = Literal["sentence", "paragraph", "tokens"]
 RETRY_BEAMS = 4  # of the last try of a translation

@@ -4,8 +4,9 @@ import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Any, Literal
 
 # Those that sentencex has rules for.
 SENTENCE_LANGUAGES = (
@@ -21,6 +22,7 @@ LABEL_WORDS = 4  # words of a label, at most
 LABEL_WORDS_IN_CUES = 2  # where people speak, and full stops may be missing
 BLANKS_AROUND = 100  # characters in which the end of a line is looked for beside a passage
 CLAUSE_WORDS = 3  # words of a clause, at least
+SHARE_OF_OWN = 0.3  # of the best language's probability, below which a text is not in its own
 MARKS_BEFORE = 1000  # characters before a passage in which the marks of its line are looked for
 
 _UNSPACED = re.compile(r"[^\s\0]+")  # NUL is a blank that no text needs
@@ -504,3 +506,26 @@ def _kinds(text: str) -> list[tuple[object, ...]]:
         (*kind, any(map(str.isalnum, line)), line.count("|"))
         for kind, line in zip(kinds, lines, strict=True)
     ]
+
+
+@cache
+def identifier(*codes: str) -> Any:
+    """Return what tells languages apart, by default all that it knows."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    made = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    if codes:
+        made.set_languages([*codes])
+    return made
+
+
+def other_language(text: str, codes: Collection[str]) -> str | None:
+    """Return the code of the language that a text seems to be in, if it is none of some.
+
+    Of 9,400 English sentences 29 seemed to be in another one (409 of learners, 6,000 of technical
+    prose, 3,000 of Tatoeba), and of 2,150 in German and ten other languages 86 in English.
+    """
+    found = dict(identifier().rank(text))
+    own = sum(found.get(code.partition("-")[0], 0.0) for code in codes)
+    best = max(found, key=lambda code: found[code])
+    return best if own < SHARE_OF_OWN * found[best] else None

@@ -11,12 +11,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from operator import itemgetter
-from typing import Any
 
 from .placeholders import PLACEHOLDER_PATTERN, TAG_PATTERN
-from .splitting import SENTENCE_LANGUAGES, segments
+from .splitting import SENTENCE_LANGUAGES, identifier, segments
 
 # How many letters of an alphabet a character stands for, by the beginning of its Unicode name.
 # Estimates: the bounds below are wide.
@@ -101,17 +99,6 @@ class Translation:
             return bool(language == codes[0] and probability >= SURE_OF_SOURCE)
         same = (Counter(words) & Counter(_folded_words(source))).total()
         return same >= SURE_OF_SOURCE * len(words)
-
-
-@cache
-def identifier(*codes: str) -> Any:
-    """Return what tells languages apart, by default all that it knows."""
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
-
-    made = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    if codes:
-        made.set_languages([*codes])
-    return made
 
 
 def has_words(text: str) -> bool:
