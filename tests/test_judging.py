@@ -152,3 +152,13 @@ def test_sentences_in_other_languages_stay(source: str, output: str, is_changed:
         (piece,) = done.kept
         assert piece.reason and "seems to be" in piece.reason and "not correct" in piece.reason
     assert result("en", "fr", "de").text == output == result().text, "a model may know it"
+
+
+def test_items_of_lists_get_no_capital() -> None:
+    text = "he go home.\n\n- he go home. he go on.\n1. it go by.\n> - [ ] they go.\n\nsee it go."
+    decoder: Any = Scripted(lambda read: read.capitalize().replace("go", "goes"), limit=99)
+    result = [Document(decoder, text, RewriteOptions(guard=guard)) for guard in (True, False)]
+    guarded, all_made = (each.result(each.rewrite()).text for each in result)
+    made = "- {}e goes home. He goes on.\n1. {}t goes by.\n> - [ ] {}hey goes.\n\nSee it goes."
+    assert guarded == "He goes home.\n\n" + made.format("h", "i", "t")
+    assert all_made == "He goes home.\n\n" + made.format("H", "I", "T")

@@ -22,6 +22,7 @@ from .splitting import (
     SENTENCE_LANGUAGES,
     FileLines,
     Passage,
+    begins_item,
     clauses,
     ends_as_sentence,
     identifier,
@@ -482,9 +483,10 @@ class Document:
         """Return a piece with its output in the layout of its source, as far as that is good."""
         source = part.passage.flat(self.text)
         begins, ends = self._lines.within(self.text, part.passage)
-        # An item of a list, a heading and the like.
+        # A heading, a short item of a list and the like.
         is_part = self.options.guard and not (self._labels or ends_as_sentence(source))
-        text = as_within(source, done.text, begins or is_part, ends or is_part)
+        is_item = self.options.guard and begins_item(self.text, part.passage)
+        text = as_within(source, done.text, begins or is_part or is_item, ends or is_part)
         laid_out = refused = self._laid_out(part, text)
         reason = self._judge.fault(source, done) or self._fault_of_layout(part, laid_out)
         if reason is None and text.split() != source.split():

@@ -484,16 +484,26 @@ def is_label(flat: str, breaks: Breaks = "wrapped") -> bool:
     return not words or (is_open and (short or goes_on))
 
 
+def begins_item(text: str, passage: Passage) -> bool:
+    """Whether a passage is the first of an item of a list."""
+    return bool(_LIST_MARKER.search(_marks_before(text, passage) or ""))
+
+
+def _marks_before(text: str, passage: Passage) -> str | None:
+    """Return what is before a passage on its line, if these are marks and no words."""
+    first = max(0, passage.start - MARKS_BEFORE)
+    start = max(first, *(text.rfind(end, first, passage.start) + 1 for end in "\r\n"))
+    found = _KIND.match(text, start, passage.start)
+    return found[1] if found and found.end(1) == passage.start else None
+
+
 def keeps_lines(text: str, passage: Passage, output: str) -> bool:
     """Whether each line of a passage stays what it is with an output in the passage's place.
 
     A line is text, an item of a list, a quotation, a heading, code, HTML, a row of a table or a
     rule, see `_KIND`.
     """
-    first = max(0, passage.start - MARKS_BEFORE)
-    start = max(first, *(text.rfind(end, first, passage.start) + 1 for end in "\r\n"))
-    before = _KIND.match(text, start, passage.start)
-    begins = before is not None and before.end(1) == passage.start
+    begins = _marks_before(text, passage) is not None
     head = "" if begins else "x "  # where other words come first, only the further lines count
     return _kinds(head + text[passage.start : passage.end]) == _kinds(head + output)
 
