@@ -6,9 +6,11 @@ A correction changes what `msgstr` says; a translation writes it where it is emp
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from gettext import c2py
+from itertools import accumulate, pairwise
 
 from ..errors import not_utf8, shown
 from .placeholders import PLACEHOLDER_PATTERN, TAG_PATTERN
@@ -350,11 +352,31 @@ def _literal_text(source: str, spans: list[LiteralPlace]) -> str:
 
 
 def _tokens_of(source: str, spans: list[LiteralPlace]) -> Iterator[StringToken]:
-    """Yield the tokens of a string, from behind its first quotation mark to before its last."""
-    for i, (start, end) in enumerate(spans):
-        if i:
-            yield StringToken(source[spans[i - 1][1] - 1 : start + 1], "join")
-        yield from read_tokens(source[start + 1 : end - 1], _STRING_PART)
+    """Yield the tokens of a string, from behind its first quotation mark to before its last.
+
+    A tag or the like may go on in the next literal.
+    """
+    ends = accumulate(end - start - 2 for start, end in spans)
+    between = (source[end - 1 : start + 1] for (_, end), (start, _) in pairwise(spans))
+    joins = deque(zip(ends, between, strict=False))
+    at = 0
+    for token in read_tokens(_literal_text(source, spans), _STRING_PART):
+        yield from _divided(token, at, joins)
+        at += len(token.raw)
+    yield from (StringToken(raw, "join") for _, raw in joins)
+
+
+def _divided(token: StringToken, at: int, joins: deque[tuple[int, str]]) -> Iterator[StringToken]:
+    """Yield a token, which begins at a place, with what is between literals before and in it."""
+    end = at + len(token.raw)
+    while joins and joins[0][0] < end:
+        place, raw = joins.popleft()
+        if place > at:
+            kind = "mark" if token.kind == "break" else token.kind  # its last part ends the line
+            yield replace(token, raw=token.raw[: place - at], kind=kind)
+            token, at = replace(token, raw=token.raw[place - at :], opens=0), place
+        yield StringToken(raw, "join")
+    yield token
 
 
 def _wrapped_line(line: str) -> Iterator[str]:
