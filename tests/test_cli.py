@@ -76,6 +76,31 @@ def test_the_prompt_may_come_from_standard_input(call: Call) -> None:
     assert piped.out == dashed.out == call(*OLD_MAN).out != ""
 
 
+@pytest.mark.parametrize(
+    ("options", "is_guarded"),
+    [
+        ((), True),
+        (("--regular-decode",), True),
+        (("--no-guard",), False),
+        (("--show-drafts",), False),
+        (("--max-tokens", "60"), False),
+        (("--temperature", "0.01"), False),
+        (("--delta", "0.01"), False),
+        (("--prefix", "correct: "), False),
+    ],
+)
+def test_a_text_is_corrected_as_correct_does_it_unless_asked_otherwise(
+    call: Call, options: tuple[str, ...], is_guarded: bool
+) -> None:
+    text = "He  go   home.\n"  # whose blanks the model does not keep
+    own = call("--prompt", text.strip(), "--json").records[0]["text"] + "\n"
+    done = call("--prompt", text.strip(), *options)
+    assert done.code == 0 and re.search(r"\d+ tok/s", done.err[-1])
+    guarded = call("correct", text.strip()).out
+    assert guarded == text.replace("go", "goes") != own
+    assert done.out == (guarded if is_guarded else own)
+
+
 def test_standard_streams_may_be_closed(call: Call) -> None:
     done = call(*OLD_MAN, "--show-drafts", closed="stdout")
     assert done.code == 0 and "12 tokens" in done.err[0]

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import sys
+import time
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
@@ -12,8 +13,16 @@ from typing import Annotated, Any, cast
 import typer
 
 from .._version import __version__
+from ..documents import Document, RewriteOptions
 from ..errors import check_utf8, decoded
-from ..generation import STATS_IN_JSON, BatchOptions, Generation, GenerationOptions, as_record
+from ..generation import (
+    STATS_IN_JSON,
+    BatchOptions,
+    Generation,
+    GenerationOptions,
+    SpeculativeDecoder,
+    as_record,
+)
 from ..kernels import native_parts
 from . import terminal
 from .examples import SENTENCES_TO_CORRECT
@@ -27,6 +36,7 @@ from .options import (
     output_option,
     with_options,
 )
+from .report import list_kept
 from .terminal import footer, note
 
 DEFAULT_PROMPT = SENTENCES_TO_CORRECT[0].removeprefix("correct: ")
@@ -56,6 +66,11 @@ def generate(
         False, "On a terminal, colour tokens by where they came from."
     ),
     as_json: bool = output_option(False, "Print one JSON object at the end instead of the text."),
+    guard: bool = output_option(
+        True,
+        "If the model corrects, leave out changes as `correct` does; --no-guard, --show-drafts, "
+        "--json and options that change the text print the model's own.",
+    ),
     version: Annotated[
         bool,
         typer.Option(
@@ -84,23 +99,38 @@ def generate(
             "--show-drafts"
         )
     decoder = options.load(processes.group if processes else None)
-    source = decoder.fit(prompt)
-    if processes:
-        decoder.check_batch(BatchOptions(**keywords))  # in all processes
-        processes.start({"the prompt": str(source.ids), "the options": str(keywords)})
     if is_example:
         note(f"prompt: {prompt}")
-    terminal.note_unread(source)
-    if as_json:
-        done = decoder.generate(source.ids, **keywords)
-        print(json.dumps(_as_dict(done), ensure_ascii=False))
-    elif wanted.of_finished:
-        _print_finished(decoder.generate(source.ids, **keywords), wanted)
+    if guard and not (processes or as_json or show_drafts) and _is_plain(decoder, options, wanted):
+        _print_guarded(decoder, prompt, speculative=wanted.speculative)
     else:
-        chunks = decoder.stream(source.ids, **keywords)
-        last = terminal.show(chunks, drafts=show_drafts and decoder.drafts)
-        note(footer(last.stats, last.finish_reason, wanted.max_tokens))
+        source = decoder.fit(prompt)
+        if processes:
+            decoder.check_batch(BatchOptions(**keywords))  # in all processes
+            processes.start({"the prompt": str(source.ids), "the options": str(keywords)})
+        terminal.note_unread(source)
+        _print_own(decoder, source.ids, keywords, as_json=as_json, show_drafts=show_drafts)
     terminal.give_tips()
+
+
+def _is_plain(
+    decoder: SpeculativeDecoder, options: DecoderOptions, wanted: GenerationOptions
+) -> bool:
+    """Whether a model that corrects is to decode greedily, and in no way of its own."""
+    corrects = getattr(decoder.tokenizer, "corrects", None)
+    plain = GenerationOptions(speculative=wanted.speculative)
+    return bool(corrects) and wanted == plain and not options.delta and not options.prefix
+
+
+def _print_guarded(decoder: SpeculativeDecoder, prompt: str, *, speculative: bool) -> None:
+    """Print a text corrected sentence by sentence, and which changes are left out."""
+    document = Document(decoder, prompt, RewriteOptions(), labels=True)
+    began = time.perf_counter()
+    pieces = [*document.rewrite(speculative=speculative)]
+    result = document.result(pieces, time.perf_counter() - began)
+    print(result.text, flush=True)
+    list_kept(result.pieces, lambda line: f"line {line}")
+    note(footer(result.stats, None, 0))
 
 
 def _find_prompt(given: str | None, options: DecoderOptions) -> tuple[str, bool]:
@@ -123,11 +153,27 @@ def _find_prompt(given: str | None, options: DecoderOptions) -> tuple[str, bool]
     return prompt, is_example
 
 
-def _print_finished(done: Generation, wanted: GenerationOptions) -> None:
-    """Print an output and its alternatives, which are known only once all have ended."""
-    for each in (done, *done.alternatives):
-        print((f"{each.score:.4f}\t" if wanted.scores else "") + each.text, flush=True)
-        note(footer(each.stats, each.finish_reason, wanted.max_tokens))
+def _print_own(
+    decoder: SpeculativeDecoder,
+    ids: list[int],
+    keywords: dict[str, Any],
+    *,
+    as_json: bool,
+    show_drafts: bool,
+) -> None:
+    """Print the model's own output, as JSON, once it has ended, or as its tokens come."""
+    wanted = GenerationOptions(**keywords)
+    if as_json:
+        print(json.dumps(_as_dict(decoder.generate(ids, **keywords)), ensure_ascii=False))
+    elif wanted.of_finished:
+        done = decoder.generate(ids, **keywords)
+        for each in (done, *done.alternatives):
+            print((f"{each.score:.4f}\t" if wanted.scores else "") + each.text, flush=True)
+            note(footer(each.stats, each.finish_reason, wanted.max_tokens))
+    else:
+        chunks = decoder.stream(ids, **keywords)
+        last = terminal.show(chunks, drafts=show_drafts and decoder.drafts)
+        note(footer(last.stats, last.finish_reason, wanted.max_tokens))
 
 
 def _refuse_options_before(ctx: typer.Context, command: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
+from functools import partial
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +54,9 @@ def report(
         out = terminal.console(stderr=text_is_shown or files.json)
         _print_changes(out, target, form, result, several=several)
     if not files.json:
-        _list_kept(target, form, result, several=several)
+        list_kept(result.pieces, partial(where, target, form, several))
+        for said in form.not_kept():
+            note(f"{target.name}: {said}" if several else said)
     if written:
         note(f"wrote {' and '.join(map(one_line, written))}")
     last = summary(result, PIECE_UNITS[str(whole.options.by)], would=files.check)
@@ -72,16 +76,14 @@ def _print_changes(
             print_change(out, f"{target.name}:{shown}" if several else shown, before, after)
 
 
-def _list_kept(target: Target, form: PlainFile, result: Rewritten, *, several: bool) -> None:
-    """List the outputs that were not used, a few on a terminal, and what the format left out."""
-    listed = [piece for piece in result.pieces if piece.reason is not None]
+def list_kept(pieces: Iterable[Piece], place: Callable[[int], str]) -> None:
+    """List the outputs that were not used, a few on a terminal; `place` names that of a line."""
+    listed = [piece for piece in pieces if piece.reason is not None]
     most = MOST_LISTED if terminal.is_terminal(sys.stderr) else None
     for piece in listed[:most]:
-        note(f"{where(target, form, several, piece.line)} {_kept(piece)}")
+        note(f"{place(piece.line)} {_kept(piece)}")
     if most is not None and len(listed) > most:
         note(f"{len(listed) - most:,} more kept; use --json to list all of them")
-    for said in form.not_kept():
-        note(f"{target.name}: {said}" if several else said)
 
 
 def summary(result: Rewritten, unit: str, *, would: bool) -> str:

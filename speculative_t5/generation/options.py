@@ -271,6 +271,7 @@ class GenerationOptions:
         bias = self.logit_bias
         if not (bias is None or isinstance(bias, Mapping)):
             raise option_error("logit_bias", "a dict of ids and biases", bias)
+        settle(self, logit_bias=bias or None)
         self.transform(lambda name, text: ())
 
     def _check_beams(self) -> None:
