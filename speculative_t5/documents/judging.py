@@ -15,14 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..decoding import Logprob
 from ..errors import count, rounded_down
 from ..generation import Generation
 from ..tokenizers import language_name
-from .alignment import opcodes
+from .alignment import num_same, opcodes
 from .layout import similarity
 from .splitting import other_language
 from .text_decoder import TextDecoder
@@ -253,16 +252,11 @@ def least_logprob(found: Sequence[Logprob], own: Sequence[int], other: Sequence[
     `own` are the tokens of the output, `found` how probable each is, and `other` are the tokens of
     the same output without a change. Where a change takes tokens away, the next one tells of it.
     """
-    start = _num_same(own, other)
-    same = _num_same(own[start:][::-1], other[start:][::-1])
+    start = num_same(own, other)
+    same = num_same(own[start:][::-1], other[start:][::-1])
     end = max(start + 1, len(own) - same)
     near = found[max(0, start - TOKENS_BESIDE) : end + TOKENS_BESIDE]
     return min((each.value for each in near), default=0.0)
-
-
-def _num_same(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens two texts begin with that are the same."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def _in_code(words: Sequence[str]) -> list[bool]:

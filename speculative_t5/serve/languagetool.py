@@ -1,7 +1,7 @@
 """LanguageTool's protocol, which editors speak: a text goes in, and what may be wrong comes out.
 
 A model says how a text should be, not what is wrong with it: each match is one of the shortest
-edits that make the one of the other, and its rule says no more than what kind of edit it is.
+edits that make the one of the other, and its rule is told from the words of the edit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -17,6 +16,7 @@ from .._version import __version__
 from ..documents import SENTENCE_LANGUAGES, Piece, RewriteOptions, edits, lines
 from ..errors import shown
 from ..tokenizers import is_code, language_name, main_region
+from .edit_rules import EditRule, message_of, rule_of
 from .fields import text_field
 from .requests import Refused
 from .texts import Partly, Remote, detected, ignore
@@ -32,59 +32,6 @@ LISTED_REGIONS = {
     "nl": "NL BE",
 }
 SOFTWARE_NAME = {"name": "speculative_t5", "version": __version__, "apiVersion": 1}
-
-
-@dataclass(frozen=True)
-class EditRule:
-    """A kind of edit, in LanguageTool's terms."""
-
-    kind: str
-    message: str
-    category: str = "GRAMMAR"
-    issue: str = "grammar"
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": f"T5_{self.kind}",
-            "description": self.message,
-            "issueType": self.issue,
-            "category": {"id": self.category, "name": self.category.capitalize()},
-        }
-
-
-SPACES_RULE = EditRule("SPACES", "The spaces may be wrong here.", "TYPOGRAPHY", "whitespace")
-CASE_RULE = EditRule(
-    "CASE", "Capital or small letters may be wrong here.", "CASING", "typographical"
-)
-PUNCTUATION_RULE = EditRule(
-    "PUNCTUATION", "The punctuation may be wrong here.", "PUNCTUATION", "typographical"
-)
-MISSING_WORD_RULE = EditRule("MISSING", "A word may be missing here.")
-EXTRA_WORD_RULE = EditRule("EXTRA", "There may be a word too many here.")
-WORD_RULE = EditRule("WORD", "Another word, or another form of it, may be meant here.")
-WORDS_RULE = EditRule("WORDS", "Other words may be meant here.")
-
-
-def rule_of(before: str, after: str) -> EditRule:
-    """Return the rule for an edit by its kind."""
-    if "".join(before.split()) == "".join(after.split()):
-        return SPACES_RULE
-    if before.casefold() == after.casefold():
-        return CASE_RULE
-    old, new = (re.findall(r"\w+(?:['’]\w+)*", text.casefold()) for text in (before, after))
-    if old == new:
-        return PUNCTUATION_RULE
-    if _is_within(old, new):
-        return MISSING_WORD_RULE
-    if _is_within(new, old):
-        return EXTRA_WORD_RULE
-    return WORD_RULE if len(old) == len(new) == 1 else WORDS_RULE
-
-
-def _is_within(some: Sequence[str], words: Sequence[str]) -> bool:
-    """Whether words are among others, in their order."""
-    rest = iter(words)
-    return all(word in rest for word in some)
 
 
 def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> dict[str, Any]:
@@ -125,7 +72,7 @@ def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> d
     units = [0, *accumulate(len(c.encode("utf-16-le")) // 2 for c in given)]
     matches, is_wanted = list[dict[str, Any]](), _wanted(fields)
     for piece in document.rewrite():
-        own = [*_matches(piece, fields, is_wanted, given, places, units)]
+        own = [*_matches(piece, code, fields, is_wanted, given, places, units)]
         partly({"matches": own})
         matches += own
     return answer | {"matches": sorted(matches, key=lambda match: match["offset"])}
@@ -133,6 +80,7 @@ def check(fields: dict[str, Any], decoder: Remote, partly: Partly = ignore) -> d
 
 def _matches(
     piece: Piece,
+    language: str,
     fields: dict[str, Any],
     is_wanted: Callable[[EditRule], bool],
     given: str,
@@ -141,7 +89,9 @@ def _matches(
 ) -> Iterator[dict[str, Any]]:
     """Yield the wanted edits of a piece; `places` and `units` are those of `check`."""
     sentence = " ".join(piece.source.split())
-    for start, end, new, rule, message in _edits(piece, fields.get("level") == "picky"):
+    for start, end, new, rule, message in _edits(
+        piece, language, picky=fields.get("level") == "picky"
+    ):
         first, last = places[start], places[end - 1] + 1
         is_text = first >= 0 and [*places[start:end]] == [*range(first, last)]
         if not (is_text and is_wanted(rule)):  # or it would change markup
@@ -151,7 +101,7 @@ def _matches(
         context = "".join((before, given[first:last], behind))
         yield {
             "message": message,
-            "shortMessage": rule.message,
+            "shortMessage": rule.name,
             "offset": units[first],
             "length": units[last] - units[first],
             "replacements": [{"value": new}],
@@ -202,15 +152,20 @@ def _text_sent(fields: dict[str, Any]) -> tuple[str, str, Sequence[int]]:
     return given, text, places
 
 
-def _edits(piece: Piece, picky: bool) -> Iterator[tuple[int, int, str, EditRule, str]]:
+def _edits(
+    piece: Piece, language: str, *, picky: bool
+) -> Iterator[tuple[int, int, str, EditRule, str]]:
     """Yield where each edit of a piece begins and ends in the text, its words, rule and message."""
     made, refused = edits(piece.source, piece.output), piece.refused or ""
     fits = refused and len(lines(refused)) == len(lines(piece.source))
     is_held_back = picky and piece.reason and piece.retried is None and fits
     for start, end, new in edits(piece.source, refused) if is_held_back else made:
-        rule = rule_of(piece.source[start:end], new)
+        previous = piece.source[:start].rsplit(maxsplit=1)[-1:]
+        following = piece.source[end:].split(maxsplit=1)[:1]
+        rule = rule_of(piece.source[start:end], new, "".join(previous), language)
+        message = message_of(rule, [*previous, *new.split(), *following])
         doubt = "" if (start, end, new) in made else f" Held back: {piece.reason}."
-        yield piece.start + start, piece.start + end, new, rule, rule.message + doubt
+        yield piece.start + start, piece.start + end, new, rule, message + doubt
 
 
 def _wanted(fields: Mapping[str, Any]) -> Callable[[EditRule], bool]:
