@@ -43,6 +43,9 @@ def judged(before: str, after: str, doubtful: Sequence[str] = ()) -> tuple[str, 
         ("method returns it", "A method returns it"),
         ("It is here with", "It is here with us."),
         ("The well known man .", "The well-known man."),
+        ("I know. he go", "I know. He goes."),
+        ("He saw the the cat.", "He saw the cat."),
+        ("He had had it eat.", "He had had it eaten."),
     ],
 )
 def test_corrections_are_made(before: str, after: str) -> None:
@@ -70,6 +73,10 @@ def test_corrections_are_made(before: str, after: str) -> None:
         ("Use a or b or c here.", "Use here.", "lose words"),
         ("He came very late.", "He came.", "lose words"),
         ("He came.", "He came although though though though.", "add words"),
+        ("Check out On The Road now.", "Check out. On The Road now.", "divide"),
+        ("I go home it is late.", "I go home. It is late.", "divide"),
+        ("He adds a form to it.", "He adds a form a form to it.", "repeat"),
+        ("It is on and open.", "It is on on and open.", "repeat"),
     ],
 )
 def test_what_has_to_stay_stays(before: str, after: str, what: str | None) -> None:

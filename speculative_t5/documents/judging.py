@@ -23,7 +23,7 @@ from ..generation import Generation
 from ..tokenizers import language_name
 from .alignment import num_same, opcodes
 from .layout import similarity
-from .splitting import other_language
+from .splitting import ends_as_sentence, other_language
 from .text_decoder import TextDecoder
 from .translation import Translation
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MOST_LOST, MOST_ADDED = 1, 2  # words that a change may leave out, or add
 WORDS_APART = 3  # between changes, at most, that are made together
+MOST_REPEATED = 3  # words in a row that a change may not write twice
 TOKENS_BESIDE = 2  # a change of which the model has to be as sure
 MOST_SHOWN = 40  # characters of a change in a reason
 # Numbers, e-mail addresses and links, without the punctuation behind them.
@@ -207,7 +208,9 @@ def judged_edits(
         is_between = not old and 0 < edit.start < len(before)
         is_code = any(code[edit.start : edit.end])
         is_code = is_code or (is_between and all(code[edit.start - 1 : edit.start + 1]))
-        why = "would change code" if is_code else _rule(old, new, shouts) or doubt(edit, old)
+        why = "would change code" if is_code else None
+        why = why or _rule(old, new, shouts) or _rule_of_place(before, after, edit)
+        why = why or doubt(edit, old)
         return _told(old, new, why) if why else None
 
     edits = [each for each in word_edits(before, after) if not _is_style(before, after, each)]
@@ -292,6 +295,31 @@ def _rule(old: Sequence[str], new: Sequence[str], shouts: bool) -> str | None:
     if lost - made or any(word.casefold() not in known for word in made - lost):
         return "would change a name, a number or a symbol"
     return None
+
+
+def _rule_of_place(before: Sequence[str], after: Sequence[str], edit: WordEdit) -> str | None:
+    """Say which rule forbids a change where it is."""
+    places = range(edit.new_start, edit.new_end)
+    old = before[edit.start : edit.end]
+    is_divided = any(ends_as_sentence(after[i]) for i in places if i + 1 < len(after))
+    if is_divided and not any(map(ends_as_sentence, old)):
+        return "would divide a sentence"
+    if any(_is_repeated(after, i) for i in places) and not any(
+        _is_repeated(before, i) for i in range(edit.start, edit.end)
+    ):
+        return "would repeat words"
+    return None
+
+
+def _is_repeated(words: Sequence[str], place: int) -> bool:
+    """Whether a word, or the end of some, comes again right behind them."""
+    return any(
+        [*map(str.casefold, words[start : start + size])]
+        == [*map(str.casefold, words[start + size : start + 2 * size])]
+        for size in range(1, MOST_REPEATED + 1)
+        for start in range(max(0, place - 2 * size + 1), place + 1)
+        if start + 2 * size <= len(words)
+    )
 
 
 def _fixed(words: Sequence[str], shouts: bool) -> Iterator[str]:
