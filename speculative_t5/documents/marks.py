@@ -73,7 +73,12 @@ class MarkedLine:
         if not made.has_refused or is_whole:
             return made
         # Words that are put in may stand for some that have to stay, and would come twice.
-        even = [edit for edit in edits if _has_as_many_words(self.text, edit)]
+        fixed = "".join(each.text for each in self._all if self._parts[each.part].is_fixed)
+        even = [
+            edit
+            for edit in edits
+            if _has_as_many_words(self.text, edit) and not _takes_from(fixed, edit)
+        ]
         return replace(self._edited(even, spell, is_whole=is_whole), has_refused=True)
 
     def _edited(
@@ -419,6 +424,11 @@ def _trimmed_words(before: str, after: str) -> TextEdit:
 def _has_letter(at: int, *texts: str) -> bool:
     """Whether a text has a letter or digit at a place."""
     return at >= 0 and any(text[at : at + 1].isalnum() for text in texts)
+
+
+def _takes_from(fixed: str, edit: TextEdit) -> bool:
+    """Whether a word that an edit puts in is a part of what has to stay."""
+    return any(len(word) >= LIKE_START and word in fixed for word in edit[2].split())
 
 
 def _has_as_many_words(text: str, edit: TextEdit) -> bool:
