@@ -12,7 +12,7 @@ from speculative_t5.cli import terminal
 from speculative_t5.cli.pieces import PartialFile
 from speculative_t5.cli.report import named, summary
 from speculative_t5.decoding import Stats
-from speculative_t5.documents import Piece, Rewritten
+from speculative_t5.documents import Piece, Rewritten, rewriting
 
 import pytest
 from commands import Call, in_a_shell, start
@@ -160,6 +160,8 @@ def test_a_stopped_run_goes_on_where_it_was(call: Call, here: Path) -> None:
             "reason",
             "refused",
             "retried",
+            "surest",
+            "written",
         }
         partial.write_bytes(left + b'{"start": 3, "outp')
     done = call(*DOCUMENT, "--resume")
@@ -216,6 +218,31 @@ def test_a_resumed_run_knows_what_was_kept_and_why(
         assert call(*DOCUMENT).code == 1
     (record,) = call(*DOCUMENT, "--resume", "--json").records
     assert record["kept"] == expected and record["stats"]["rounds"] == 0
+
+
+def test_a_resumed_run_judges_by_the_whole_text(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = PartialFile.append
+
+    def stop(self: PartialFile, piece: dict[str, object]) -> None:
+        if "done" in piece:
+            raise OSError(28, "No space left on device", "out.txt")
+        append(self, piece)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartialFile, "append", stop)
+        assert call(*DOCUMENT).code == 1
+    seen: list[float] = []
+
+    def none_is_sure(least: float, surest: list[float]) -> float:
+        seen.extend(surest)
+        return 1.0
+
+    monkeypatch.setattr(rewriting, "least_in_text", none_is_sure)
+    assert call(*DOCUMENT, "--resume").code == 0
+    assert (here / "out.txt").read_bytes() == TEXT.encode()
+    assert len(seen) == 4 and all(0.5 < each < 1 for each in seen)
 
 
 def test_attributes_of_pages_are_read_on_request(call: Call, here: Path) -> None:
@@ -296,7 +323,8 @@ def test_bad_input_is_one_line(call: Call, here: Path) -> None:
 def test_a_full_disk_leaves_nothing_half_written(here: Path) -> None:
     """A limit on file sizes stands in for it: the partial file fits, the output does not."""
     (here / "in.txt").write_text("She have a apple.\n" + f"# {'heading' * 1000}\n" * 20)
-    done = in_a_shell(here, f"ulimit -f 64; $P {' '.join(DOCUMENT)}")
+    # Without the guard, as what tells languages apart writes a file that is removed at once.
+    done = in_a_shell(here, f"ulimit -f 64; $P {' '.join(DOCUMENT)} --no-guard")
     assert done.returncode == 1
     kept, error = done.stderr.decode().splitlines()
     assert "kept; --resume" in kept and error.startswith("error: out.txt: File too large; ")

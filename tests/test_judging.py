@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5.decoding import Logprob
 from speculative_t5.documents import Document, RewriteOptions, Rewritten
-from speculative_t5.documents.judging import WordEdit, judged_edits, least_logprob
+from speculative_t5.documents.judging import (
+    LEAST_OF_ALL,
+    MOST_OF_ALL,
+    WordEdit,
+    judged_edits,
+    least_in_text,
+    least_logprob,
+)
+from speculative_t5.generation import Generation
 
 import pytest
 from pieces import Scripted
@@ -21,10 +31,10 @@ def judged(before: str, after: str, doubtful: Sequence[str] = ()) -> tuple[str, 
     """Return a text with the changes that are good; those to `doubtful` words are not."""
     new = after.split()
 
-    def doubt(edit: WordEdit, _: Sequence[str]) -> str | None:
-        return "is doubtful" if {*new[edit.new_start : edit.new_end]} & {*doubtful} else None
+    def probability(edit: WordEdit, _: Sequence[str]) -> float:
+        return 0.5 if {*new[edit.new_start : edit.new_end]} & {*doubtful} else 0.9
 
-    found = judged_edits(before.split(), new, doubt)
+    found = judged_edits(before.split(), new, probability, 0.7)
     return " ".join(found.words), found.reasons
 
 
@@ -91,6 +101,7 @@ def test_what_has_to_stay_stays(before: str, after: str, what: str | None) -> No
         ("Note: you can go.", "Note: You can go."),
         ("email - for letters", "email - For letters"),
         ("It's “so”, isn’t it?", "It's \"so\", isn't it?"),
+        ("pieces (i.e. the last)", "pieces (i.e. The last)"),
     ],
 )
 def test_what_is_a_matter_of_style_is_left_without_a_word(before: str, after: str) -> None:
@@ -103,7 +114,7 @@ def test_doubtful_changes_go_with_those_beside_them_and_no_others() -> None:
     assert judged(before, after) == (after, [])
     part, reasons = judged(before, after, ["mean,"])
     assert part == "What means this word, and why do he always say it to all of the children?"
-    assert reasons == ['putting in "mean," is doubtful'] or 'mean,"' in reasons[0]
+    assert len(reasons) == 1 and 'mean,"' in reasons[0] and "0.5000" in reasons[0]
     part, _ = judged(before, after, ["children?"])
     assert part == after.replace("children", "childs")
     assert judged(before, after, ["does", "children?"])[0] == before
@@ -169,3 +180,55 @@ def test_items_of_lists_get_no_capital() -> None:
     made = "- {}e goes home. He goes on.\n1. {}t goes by.\n> - [ ] {}hey goes.\n\nSee it goes."
     assert guarded == "He goes home.\n\n" + made.format("h", "i", "t")
     assert all_made == "He goes home.\n\n" + made.format("H", "I", "T")
+
+
+def test_changes_have_to_be_surer_where_few_sentences_have_errors() -> None:
+    assert least_in_text(0.7, []) == 0.7
+    assert least_in_text(0.7, [0.4] * 100) == 0.7, "as many as are expected"
+    few, many = least_in_text(0.7, [0.9, *[0.0] * 99]), least_in_text(0.7, [0.9] * 99)
+    assert 0.95 < few <= MOST_OF_ALL and LEAST_OF_ALL <= many < 0.55
+    assert least_in_text(1, [0.0] * 99) == 1
+    rising = [least_in_text(0.7, [0.8, *[0.0] * count]) for count in range(0, 60, 5)]
+    assert rising == sorted(rising) and rising[0] < 0.7 < rising[-1]
+    # Bayes' rule: where the odds of an error are a third, those of a change have to be three times.
+    found = 0.4 / (0.4 + 3 * 0.6)
+    count = 10**6
+    odds = least_in_text(0.7, [found] * count) / (1 - least_in_text(0.7, [found] * count))
+    assert odds == pytest.approx(3 * 0.7 / 0.3, rel=0.05)
+
+
+@pytest.mark.parametrize("asked", [None, 0.7])
+def test_a_text_is_judged_by_how_many_of_its_sentences_have_errors(asked: float | None) -> None:
+    doubtful = "He go home with me."
+    right = "We are here now. " * 60
+
+    class Sure(Scripted):
+        def iter_batch(self, *prompts: Any, **options: Any) -> Iterator[tuple[int, Generation]]:
+            for index, done in super().iter_batch(*prompts, **options):
+                values = (Logprob(math.log(0.8), {}) for _ in done.tokens)
+                yield index, replace(done, logprobs=tuple(values))
+
+    def result(text: str) -> Rewritten:
+        tokenizer = SimpleNamespace(unknown_id=None)
+        decoder: Any = Sure(
+            lambda read: read.replace("go ", "goes "),
+            limit=99,
+            tokenizer=tokenizer,
+            min_probability=0.7,
+        )
+        document = Document(decoder, text, RewriteOptions(min_probability=asked))
+        first = [*document.rewrite()]
+        again = document.settled(reversed(first))
+        assert document.settled(again) == again, "the same however often"
+        return document.result(again)
+
+    assert result(doubtful).text == doubtful.replace("go", "goes")
+    done = result(right + doubtful)
+    if asked:
+        assert done.text == right + doubtful.replace("go", "goes")
+        return
+    assert done.text == right + doubtful
+    (piece,) = done.kept
+    assert piece.reason and re.search(r"0\.7999|0\.8000", piece.reason)
+    assert float(piece.reason.rpartition(" ")[2]) > 0.9
+    assert result(f"{doubtful} " * 60).text == f"{doubtful} ".replace("go", "goes") * 60

@@ -44,7 +44,7 @@ def pieces_of(decoder: SpeculativeDecoder, path: Path) -> list[Piece]:
     """Return what is made of the sentences of a document."""
     form = read_file(path.read_bytes(), path.name)
     document = Document(decoder, form.text, RewriteOptions(), form.lines)
-    return sorted(document.rewrite(), key=lambda piece: piece.start)
+    return sorted(document.settled(document.rewrite()), key=lambda piece: piece.start)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 A line of tests/learners.tsv and tests/learners-2.tsv has a text, a tab, and a good correction of
 it. Where the two are equal, the text was right and must come back unchanged. Both files are judged
 together, or those of --data. Greedy, in float32, without a draft; with --document as `document`
-does it: sentence by sentence, and a sentence stays as it is if the model is not sure of its output.
+does it with a file of all texts: sentence by sentence, and without the changes that the guard
+refuses.
 Prints the counts, then each output that is not the correction, for a reader to judge: there is
 often another good one.
 """
@@ -53,14 +54,14 @@ def main(
     data: Annotated[
         list[Path] | None, typer.Option(help="Texts and corrections; repeatable.")
     ] = None,
-    document: Annotated[bool, typer.Option(help="Rewrite as `document` does.")] = False,
+    document: Annotated[bool, typer.Option(help="As `document` does with a file.")] = False,
     outputs: Annotated[bool, typer.Option(help="Show the outputs, too.")] = True,
 ) -> None:
     pairs = [pair for path in data or LEARNERS for pair in read_pairs(path)]
     decoder = SpeculativeDecoder.from_pretrained(model, None, dtype=mx.float32)
     texts = [text for text, _ in pairs]
     if document:
-        found = [decoder.rewrite(text).text for text in texts]
+        found = decoder.rewrite("\n\n".join(texts)).text.split("\n\n")
     else:
         found = [done.text for done in decoder.generate_batch(texts, batch_size=16)]
     judged = [Judged(*pair, output) for pair, output in zip(pairs, found, strict=True)]

@@ -464,7 +464,7 @@ class Progress(AbstractContextManager["Progress"]):
         if self.counts.failed:
             yield f"{self.counts.failed:,} with errors"
         if self.counts.cut:
-            yield f"{self.counts.cut:,} cut at --max-tokens"
+            yield f"{self.counts.cut:,} cut at --max-tokens or where the context ends"
         if self._sums["rounds"]:
             yield from terminal.rates(**self._sums, seconds=seconds)
             resident, arrays = peak_memory() / 1e6, mx.get_peak_memory() / 1e6

@@ -20,6 +20,7 @@ from ..documents import (
     Piece,
     RewriteOptions,
     Rewritten,
+    Written,
     check_rewriting,
 )
 from ..exchange import copy_file, replace_unchanged
@@ -322,9 +323,9 @@ def _decode_pieces(
     done: dict[int, Piece] = {}
     for record in kept.earlier.get(reading.key, ()) if kept else ():
         source = whole.text[record["start"] : record["end"]]
-        done[record["start"]] = Piece(
-            source=source, **{name: record[name] for name in PIECE_FIELDS}
-        )
+        fields = {name: record[name] for name in PIECE_FIELDS}
+        fields["written"] = record["written"] and Written(*record["written"])
+        done[record["start"]] = Piece(source=source, **fields)
     began = time.perf_counter()
     pieces, unit = [*done.values()], f" {PIECE_UNITS[str(whole.options.by)]}s"
     with tqdm(
@@ -341,7 +342,7 @@ def _decode_pieces(
                 end = piece.start + len(piece.source)
                 kept.append({"file": reading.key, "end": end} | record)
             bar.update()
-    return pieces, time.perf_counter() - began
+    return whole.settled(pieces), time.perf_counter() - began
 
 
 def _write(data: bytes, output: str | None, mode: int = 0o666) -> None:

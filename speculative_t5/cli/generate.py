@@ -126,7 +126,7 @@ def _print_guarded(decoder: SpeculativeDecoder, prompt: str, *, speculative: boo
     """Print a text corrected sentence by sentence, and which changes are left out."""
     document = Document(decoder, prompt, RewriteOptions(), labels=True)
     began = time.perf_counter()
-    pieces = [*document.rewrite(speculative=speculative)]
+    pieces = document.settled(document.rewrite(speculative=speculative))
     result = document.result(pieces, time.perf_counter() - began)
     print(result.text, flush=True)
     list_kept(result.pieces, lambda line: f"line {line}")

@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from ..documents import Written
 from ..errors import count
 from ..exchange import recover
 from ..files import LineFile, digest, json_line, json_object
@@ -16,7 +17,16 @@ from . import terminal
 from .targets import OutputOptions, Target
 from .terminal import note
 
-PIECE_FIELDS = ("line", "start", "output", "reason", "refused", "retried")  # of a piece
+PIECE_FIELDS = (  # of a piece
+    "line",
+    "start",
+    "output",
+    "reason",
+    "refused",
+    "retried",
+    "surest",
+    "written",
+)
 
 Header = dict[str, Any]
 
@@ -130,7 +140,7 @@ class PartialFile(LineFile):
         """Take over one record."""
         if not _is_text(record):
             raise self._no_piece()
-        if record.keys() == {"file", "end", *PIECE_FIELDS}:
+        if record.keys() == {"file", "end", *PIECE_FIELDS} and _is_output(record["written"]):
             self.earlier.setdefault(record["file"], []).append(record)
             self.count += 1
         elif record.keys() == {"file", "done"}:
@@ -178,3 +188,8 @@ def _is_text(record: Header) -> bool:
     """Whether names of files and digests in a record are texts."""
     names = ("file", "done", "begins", "ended", "aside")
     return all(isinstance(record.get(name, ""), str) for name in names)
+
+
+def _is_output(found: Any) -> bool:
+    """Whether a record of an output is one, or there is none."""
+    return found is None or (isinstance(found, list) and len(found) == len(Written._fields))

@@ -8,6 +8,7 @@ changed, `readers` knows which files are read. Imports `generation`, `tokenizers
 
 from .comparison import changes, edits, lines
 from .formats import FormatOptions, PlainFile
+from .judging import Written
 from .layout import arranged
 from .readers import (
     DOCUMENT_FORMATS,

@@ -3,7 +3,8 @@
 Changes are of words. Names, numbers, addresses, code and symbols stay as they are written, and no
 run of words is lost or added. How sure a model is of a change is told by the tokens that it wrote
 for it, as in GECToR (Omelianchuk et al. 2020, arXiv:2005.12592), so that a doubtful change is left
-out and the sure ones of the same sentence are made.
+out and the sure ones of the same sentence are made. How sure it has to be depends on how many other
+sentences of a text have errors, see `least_in_text`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..decoding import Logprob
+from ..decoding import Logprob, Stats
 from ..errors import count, rounded_down
 from ..generation import Generation
 from ..tokenizers import language_name
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from .rewriting import RewriteOptions
 
 MOST_LOST, MOST_ADDED = 1, 2  # words that a change may leave out, or add
+# Of a text of which nothing is known: the share of sentences with errors, and how many sentences
+# this counts as much as.
+ERRORS_EXPECTED, EXPECTED_FROM = 0.4, 10
+LEAST_OF_ALL, MOST_OF_ALL = 0.5, 0.98  # probabilities that may be asked for by it
 WORDS_APART = 3  # between changes, at most, that are made together
 MOST_REPEATED = 3  # words in a row that a change may not write twice
 TOKENS_BESIDE = 2  # a change of which the model has to be as sure
@@ -49,6 +54,7 @@ _OF_PROSE = frozenset(".,;:!?…\"'“”‘’„«»()- ")  # what may change 
 _CODE_SIGNS = frozenset("_@#$%&*+=<>^~|\\/[](){}:`")
 _WITHIN_NAMES = re.compile(r"\w\w\.\w|\w\.\w\w")  # a full stop within a name, not as in "e.g."
 _SLIP_OF_SHIFT = re.compile(r"[A-Z]{2}[a-z]++")  # THe
+_WITHIN_SENTENCE = frozenset("- – — i.e. e.g. cf. vs. viz. approx.".split())
 _QUOTES = str.maketrans("“”„«»‘’", '"""""\'\'')
 
 
@@ -67,6 +73,27 @@ class Judged:
 
     words: list[str]
     reasons: list[str]
+    surest: float = 0.0  # how probable the most probable change is that no rule forbids
+
+
+class Written(NamedTuple):
+    """What a model wrote for a piece, kept to be judged again."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[float]  # of each token, and of EOS
+
+    @classmethod
+    def of(cls, done: Generation) -> Written | None:
+        """Return what is to be kept of an output, if its probabilities are known."""
+        if done.logprobs is None:
+            return None
+        return cls(done.text, done.tokens, [each.value for each in done.logprobs])
+
+    def generation(self) -> Generation:
+        """Return the output as it was, but for what it cost."""
+        logprobs = tuple(Logprob(value, {}) for value in self.logprobs)
+        return Generation(self.text, self.tokens, "eos", Stats(), logprobs=logprobs)
 
 
 class Judge:
@@ -77,6 +104,11 @@ class Judge:
     ) -> None:
         self._decoder, self._options, self._translation = decoder, options, translation
         self._least = options.min_similarity or 0.0
+
+    @property
+    def judges_changes(self) -> bool:
+        """Whether changes are judged one by one, and have to be probable."""
+        return bool(self._options.guard and self._least and self._options.min_probability)
 
     def fault(self, source: str, done: Generation) -> str | None:
         """Say what is wrong with an output as a whole, if anything is seen."""
@@ -100,26 +132,25 @@ class Judge:
         bad = "\N{REPLACEMENT CHARACTER}"
         return unknown in done.tokens or done.text.count(bad) > source.count(bad)
 
-    def good_words(
-        self, ids: Sequence[int], source: str, text: str, done: Generation
-    ) -> tuple[list[str], str | None]:
+    def good_words(self, ids: Sequence[int], source: str, text: str, done: Generation) -> Judged:
         """Return the words of a source with those changes to a text that are good.
 
-        The text is that of the output, perhaps without the signs of a whole sentence. A reason says
-        why the first of the other changes is left out. Where an output is no correction, as of a
-        model whose outputs are not similar to their sources, it is good or not as a whole.
+        The text is that of the output, perhaps without the signs of a whole sentence. Where an
+        output is no correction, as of a model whose outputs are not similar to their sources, it is
+        good or not as a whole.
         """
         before, after = source.split(), text.split()
-        doubt = _Doubt(self._decoder, ids, done, self._options.min_probability or 0.0)
+        least = self._options.min_probability or 0.0
+        doubt = _Doubt(self._decoder, ids, done, least)
         if not (self._options.guard and self._least):
             reason = doubt.of_all()
-            return (before, reason) if reason else (after, None)
+            return Judged(before, [reason]) if reason else Judged(after, [])
         if reason := self._fault_of_language(source):
-            return before, reason
-        judged = judged_edits(before, after, doubt.of_edit)
+            return Judged(before, [reason])
+        judged = judged_edits(before, after, doubt.probability, least)
         if not same_facts(source, " ".join(judged.words)):
-            return before, "its output has other numbers or addresses"
-        return judged.words, judged.reasons[0] if judged.reasons else None
+            return Judged(before, ["its output has other numbers or addresses"])
+        return judged
 
     def _fault_of_language(self, source: str) -> str | None:
         """Say that a sentence is in none of the languages that the model corrects, if it is."""
@@ -148,19 +179,18 @@ class _Doubt:
         if not self._least:
             return None
         values = [each.value for each in self._found[: len(self._done.tokens)]]
-        why = self._too_low(min(values, default=0.0))
+        why = too_low(math.exp(min(values, default=0.0)), self._least)
         return f"a token of its output {why}" if why else None
 
-    def of_edit(self, edit: WordEdit, old: Sequence[str]) -> str | None:
-        """Say how unsure it is of a change of the output's words, given those before."""
-        if not self._least:
-            return None
+    def probability(self, edit: WordEdit, old: Sequence[str]) -> float:
+        """Return how probable a change of the output's words is, given those before."""
         words = self._done.text.split()
         without = [*words[: edit.new_start], *old, *words[edit.new_end :]]
         if self._start is None:  # the model has spelled it in another way
-            return self._too_low(min(each.value for each in self._found[: len(self._done.tokens)]))
+            tokens = self._found[: len(self._done.tokens)]
+            return math.exp(min((each.value for each in tokens), default=0.0))
         own, other = (ids[self._start :] for ids in (self._own, self._encoded(" ".join(without))))
-        return self._too_low(least_logprob(self._found, own, other))
+        return math.exp(least_logprob(self._found, own, other))
 
     def _encoded(self, text: str) -> list[int]:
         return self._decoder.encode(self._decoder.prefix + text)
@@ -177,12 +207,33 @@ class _Doubt:
         starts = range(len(self._own) - size, -1, -1)
         return next((i for i in starts if self._own[i : i + size] == self._done.tokens), None)
 
-    def _too_low(self, value: float) -> str | None:
-        """Say that a probability, of which this is the logarithm, is too low, if it is."""
-        if math.exp(value) >= self._least:
-            return None
-        shown, bound = rounded_down(math.exp(value), 4), repr(float(self._least))
-        return f"has a probability of {shown}, which is below {bound.removesuffix('.0')}"
+
+def too_low(probability: float, least: float) -> str | None:
+    """Say that a probability is too low, if it is."""
+    if probability >= least:
+        return None
+    shown, bound = rounded_down(probability, 4), repr(float(least))
+    return f"has a probability of {shown}, which is below {bound.removesuffix('.0')}"
+
+
+def least_in_text(least: float, surest: Sequence[float]) -> float:
+    """Return how probable changes of a text have to be, from how probable its errors are.
+
+    `least` is right for a text like those that the model was trained on. Where errors are rarer,
+    what seems to be one more often is none: the odds of a change are those of the model times the
+    odds of an error in this text over those in training (Saerens, Latinne and Decaestecker 2002,
+    "Adjusting the outputs of a classifier to new a priori probabilities").
+
+    Args:
+        least: A probability above 0.
+        surest: Of each sentence, how probable its most probable change is; 0 if there is none.
+    """
+    if least >= 1:
+        return least
+    expected = ERRORS_EXPECTED
+    found = (expected * EXPECTED_FROM + sum(surest)) / (EXPECTED_FROM + len(surest))
+    odds = least / (1 - least) * expected / (1 - expected) * (1 - found) / found
+    return round(min(max(odds / (1 + odds), LEAST_OF_ALL), MOST_OF_ALL), 2)
 
 
 def same_facts(source: str, output: str) -> bool:
@@ -193,34 +244,44 @@ def same_facts(source: str, output: str) -> bool:
 def judged_edits(
     before: Sequence[str],
     after: Sequence[str],
-    doubt: Callable[[WordEdit, Sequence[str]], str | None],
+    probability: Callable[[WordEdit, Sequence[str]], float],
+    least: float,
 ) -> Judged:
     """Return the words before with the changes to those after that are good.
 
-    `doubt` says why a change is doubtful, if it is, given the change and the words before it.
+    `probability` says how probable a change is, given the change and the words before it; it is not
+    asked if it may be as low as 0.
     """
-    made, reasons, at = list[str](), list[str](), 0
+    made, reasons, surest, at = list[str](), list[str](), 0.0, 0
     code = _in_code(before)
     shouts = all(word.isupper() for word in before if any(map(str.isalpha, word)))
-
-    def fault(edit: WordEdit) -> str | None:
-        old, new = before[edit.start : edit.end], after[edit.new_start : edit.new_end]
-        is_between = not old and 0 < edit.start < len(before)
-        is_code = any(code[edit.start : edit.end])
-        is_code = is_code or (is_between and all(code[edit.start - 1 : edit.start + 1]))
-        why = "would change code" if is_code else None
-        why = why or _rule(old, new, shouts) or _rule_of_place(before, after, edit)
-        why = why or doubt(edit, old)
-        return _told(old, new, why) if why else None
-
     edits = [each for each in word_edits(before, after) if not _is_style(before, after, each)]
     for together in _together(edits):
-        faults = [*filter(None, map(fault, together))]
-        reasons += faults[:1]
-        for edit in together if not faults else ():
+        faults = {each: _rule_of_edit(before, after, each, code, shouts) for each in together}
+        if least and not any(faults.values()):
+            found = {each: probability(each, before[each.start : each.end]) for each in together}
+            surest = max(surest, min(found.values()))
+            faults = {each: too_low(value, least) for each, value in found.items()}
+        if first := next(filter(faults.get, together), None):
+            old, new = before[first.start : first.end], after[first.new_start : first.new_end]
+            reasons.append(_told(old, new, str(faults[first])))
+            continue
+        for edit in together:
             made += [*before[at : edit.start], *after[edit.new_start : edit.new_end]]
             at = edit.end
-    return Judged([*made, *before[at:]], reasons)
+    return Judged([*made, *before[at:]], reasons, surest)
+
+
+def _rule_of_edit(
+    before: Sequence[str], after: Sequence[str], edit: WordEdit, code: Sequence[bool], shouts: bool
+) -> str | None:
+    """Say which rule forbids a change; `code` says which words before are code."""
+    old, new = before[edit.start : edit.end], after[edit.new_start : edit.new_end]
+    is_between = not old and 0 < edit.start < len(before)
+    is_code = any(code[edit.start : edit.end])
+    if is_code or (is_between and all(code[edit.start - 1 : edit.start + 1])):
+        return "would change code"
+    return _rule(old, new, shouts) or _rule_of_place(before, after, edit)
 
 
 def _together(edits: Iterable[WordEdit]) -> Iterator[list[WordEdit]]:
@@ -272,14 +333,14 @@ def _in_code(words: Sequence[str]) -> list[bool]:
 
 
 def _is_style(before: Sequence[str], after: Sequence[str], edit: WordEdit) -> bool:
-    """Whether a change is no correction: of quotes, or of a small letter behind a colon or dash."""
+    """Whether a change is no correction: of quotes, or of a small letter within a sentence."""
     old = " ".join(before[edit.start : edit.end])
     new = " ".join(after[edit.new_start : edit.new_end])
     if old.translate(_QUOTES) == new.translate(_QUOTES):
         return True
     above = before[edit.start - 1] if edit.start else ""
     is_capital = old[1:] == new[1:] and old.casefold() == new.casefold()
-    return is_capital and (above.endswith(":") or above in ("-", "–", "—"))
+    return is_capital and (above.endswith(":") or above.strip("([") in _WITHIN_SENTENCE)
 
 
 def _rule(old: Sequence[str], new: Sequence[str], shouts: bool) -> str | None:

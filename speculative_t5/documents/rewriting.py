@@ -15,7 +15,7 @@ from ..errors import check_utf8, count
 from ..generation import TRANSFORMERS_NAMES, BatchOptions, Generation
 from ..options import OptionError, check_options, described, option, python_option, takes
 from .comparison import as_page, as_table
-from .judging import Judge
+from .judging import Judge, Written, least_in_text
 from .layout import arranged, as_within
 from .splitting import (
     PLAIN_LINES,
@@ -83,7 +83,7 @@ class RewriteOptions:
         None,
         "Leave out a change, or an output that is no correction, if the model gives a token of it "
         "less than this, from 0 to 1.",
-        shown="the model's own, or 0",
+        shown="the model's own, adapted to how many sentences have errors; or 0",
         least=0.0,
         most=1.0,
     )
@@ -134,6 +134,8 @@ class Piece:
     retried: str | None = None  # how another try went well: "by clauses" or "by beams"
     start: int = 0  # where it begins in the text, in characters
     stats: Stats | None = None  # what decoding it cost; None if it was not decoded in this run
+    surest: float = 0.0  # how probable its most probable change is, if no rule forbids it
+    written: Written | None = None  # what is judged again once the whole text is known
 
     @property
     def status(self) -> Literal["changed", "same", "kept"]:
@@ -206,7 +208,7 @@ def rewrite(decoder: TextDecoder, text: str, options: TextOptions) -> Rewritten:
         from tqdm import tqdm  # only where a bar is wanted
 
         done = tqdm(done, total=len(document), unit="piece", desc="rewriting")
-    pieces = list(done)
+    pieces = document.settled(done)
     return document.result(pieces, time.perf_counter() - began)
 
 
@@ -260,6 +262,8 @@ class Document:
             self._translation = Translation(source or identifier().classify(text)[0], target)
         self.options = self._with_defaults(options)
         self._judge = Judge(decoder, self.options, self._translation)
+        # A bound that is asked for is the same in each text.
+        self._adapts = options.min_probability is None and self._judge.judges_changes
         self._language = self.options.language or "en"
         self._parts = [*self._split()]
 
@@ -479,8 +483,26 @@ class Document:
             output, joint = [*output[0]], ""
         return arranged(words, gaps, output, joint) if output else None
 
-    def _judged(self, part: _Part, done: Generation) -> Piece:
+    def settled(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Return all pieces, judged again by how many of them have errors.
+
+        See `least_in_text`. Pieces stay as they are where `min_probability` was given.
+        """
+        done, parts = [*pieces], {part.passage.start: part for part in self._parts}
+        if not self._adapts:
+            return done
+        surest = [each.surest for each in done if each.reason is None or each.written]
+        least = least_in_text(self.options.min_probability or 0.0, surest)
+        judge = Judge(self._decoder, replace(self.options, min_probability=least), None)
+        for i, each in enumerate(done):
+            if each.written:
+                again = self._judged(parts[each.start], each.written.generation(), judge)
+                done[i] = replace(again, stats=each.stats)
+        return done
+
+    def _judged(self, part: _Part, done: Generation, judge: Judge | None = None) -> Piece:
         """Return a piece with its output in the layout of its source, as far as that is good."""
+        judge = judge or self._judge
         source = part.passage.flat(self.text)
         begins, ends = self._lines.within(self.text, part.passage)
         # A heading, a short item of a list and the like.
@@ -488,14 +510,18 @@ class Document:
         is_item = self.options.guard and begins_item(self.text, part.passage)
         text = as_within(source, done.text, begins or is_part or is_item, ends or is_part)
         laid_out = refused = self._laid_out(part, text)
-        reason = self._judge.fault(source, done) or self._fault_of_layout(part, laid_out)
+        reason = judge.fault(source, done) or self._fault_of_layout(part, laid_out)
+        more: dict[str, Any] = {}
         if reason is None and text.split() != source.split():
-            words, reason = self._judge.good_words(part.ids, source, text, done)
-            laid_out = self._laid_out(part, " ".join(words))
-            reason = self._fault_of_layout(part, laid_out) or reason
+            judged = judge.good_words(part.ids, source, text, done)
+            laid_out = self._laid_out(part, " ".join(judged.words))
+            reason = self._fault_of_layout(part, laid_out) or next(iter(judged.reasons), None)
+            if self._adapts and judged.surest:
+                more = {"surest": judged.surest, "written": Written.of(done)}
         elif reason:
             laid_out = None
-        more = {"refused": refused or text or None} if reason else {}
+        if reason:
+            more["refused"] = refused or text or None
         return self._piece(part, laid_out, reason, stats=done.stats, **more)
 
     def _fault_of_layout(self, part: _Part, laid_out: str | None) -> str | None:

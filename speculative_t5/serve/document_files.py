@@ -62,7 +62,7 @@ def rewrite_file(fields: dict[str, Any], decoder: Remote, _: Partly = ignore) ->
         options = RewriteOptions(language=code if code in SENTENCE_LANGUAGES else "en")
     text = "" if is_done else document.text
     made = decoder.document(text, options, document.lines)
-    result = made.result(made.rewrite())
+    result = made.result(made.settled(made.rewrite()))
     data = document.rewritten(document.text if is_done else result.text)
     path = PurePosixPath(fields["name"])
     return {
