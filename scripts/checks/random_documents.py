@@ -134,7 +134,8 @@ def faults_of(kind: Kind, seed: int) -> list[str]:
     has_refused = any("left out" in said for said in form.not_kept())
     again = kind.read(made)
     pairs = [*zip(form.text.split("\n"), wanted.split("\n"), strict=True)]
-    is_retold = any(is_other(*pair) for pair in pairs)  # new words are one, and cues wrapped anew
+    # New words are one, and cues wrapped anew, in one of the two directions.
+    is_retold = any(is_other(old, new) or is_other(new, old) for old, new in pairs)
     has_cues = kind.make in (srt, vtt, ass, lrc)
     if not has_refused and not (has_cues and is_retold):
         faults += _faults_of_text(pairs, again.text, _signs_of_cues if has_cues else str.split)
