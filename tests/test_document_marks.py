@@ -325,6 +325,8 @@ def test_words_come_once_where_others_have_to_stay() -> None:
     assert done.has_refused and "".join(done.parts) == "see foo, do foo and stops foo now"
     done = changed("red foobar now", "foob xyar now", 4, 6, 4, fixed=[1])
     assert done.has_refused and "".join(done.parts) == "red foobar now"
+    done = changed("go foobar now", "gone xfoobar", 3, 6, 4, fixed=[1])
+    assert done.has_refused and "".join(done.parts).count("foobar") == 1
 
 
 def test_a_character_that_is_written_as_one_goes_as_one() -> None:

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import TypeVar
 
 from .alignment import opcodes
@@ -73,13 +73,22 @@ class MarkedLine:
         if not made.has_refused or is_whole:
             return made
         # Words that are put in may stand for some that have to stay, and would come twice.
-        fixed = "".join(each.text for each in self._all if self._parts[each.part].is_fixed)
-        even = [
-            edit
-            for edit in edits
-            if _has_as_many_words(self.text, edit) and not _takes_from(fixed, edit)
-        ]
+        even = [*self._even(edits)]
         return replace(self._edited(even, spell, is_whole=is_whole), has_refused=True)
+
+    def _even(self, edits: Iterable[TextEdit]) -> Iterator[TextEdit]:
+        """Yield edits with as many words as before, none of which is one that has to stay."""
+        texts = groupby(self._all, key=lambda each: each.part)
+        staying = [
+            "".join(each.text for each in some)
+            for part, some in texts
+            if self._parts[part].is_fixed
+        ]
+        fixed = [word for text in staying for word in _LETTERS.findall(text)]
+        for edit in edits:
+            old, new = _whole_words(self.text, edit)
+            if len(old) == len(new) and not _takes_from(fixed, new):
+                yield edit
 
     def _edited(
         self, edits: Iterable[TextEdit], spell: Callable[[str], str], *, is_whole: bool
@@ -426,21 +435,22 @@ def _has_letter(at: int, *texts: str) -> bool:
     return at >= 0 and any(text[at : at + 1].isalnum() for text in texts)
 
 
-def _takes_from(fixed: str, edit: TextEdit) -> bool:
-    """Whether a word that an edit puts in is a part of what has to stay."""
-    return any(len(word) >= LIKE_START and word in fixed for word in edit[2].split())
+def _takes_from(fixed: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether one of some words is a part of what has to stay, or has a part of that in it."""
+    some, others = ([word for word in each if len(word) >= LIKE_START] for each in (fixed, words))
+    return any(a in b or b in a for a in some for b in others)
 
 
-def _has_as_many_words(text: str, edit: TextEdit) -> bool:
-    """Whether an edit of a text puts as many words in as it takes out."""
+def _whole_words(text: str, edit: TextEdit) -> tuple[list[str], list[str]]:
+    """Return the words that an edit changes, before it and after."""
     start, end, new = edit
-    first, last = start, end  # of whole words
+    first, last = start, end
     while first and text[first - 1].isalnum():
         first -= 1
     while last < len(text) and text[last].isalnum():
         last += 1
     after = text[first:start] + new + text[end:last]
-    return len(_LETTERS.findall(text[first:last])) == len(_LETTERS.findall(after))
+    return _LETTERS.findall(text[first:last]), _LETTERS.findall(after)
 
 
 def is_other(before: str, after: str) -> bool:
