@@ -240,6 +240,7 @@ def test_texts_are_counted_by_what_became_of_them() -> None:
         "1 as wrong in another way, 1 worse",
         "  wrong words: 6 before, 6 after",
         "2 right ones: 1 unchanged, 1 wrong words after",
+        "corrections: precision 16.7%, recall 20.0%, F0.5 17.2%; 1 of 2 right texts unchanged",
     ]
     assert listing(judged[4:]) == [
         "",

@@ -7,7 +7,8 @@ it. Where the two are equal, the text was right and must come back unchanged. Bo
 together, or those of --data. Greedy, in float32, without a draft; with --document as `document`
 does it with a file of all texts: sentence by sentence, and without the changes that the guard
 refuses.
-Prints the counts, then each output that is not the correction, for a reader to judge: there is
+Prints the counts, with precision and recall of the changes, each of which is right only if it is
+that of the correction; then each output that is not the correction, for a reader to judge: there is
 often another good one.
 """
 
@@ -25,6 +26,7 @@ import typer
 sys.path.append(str(Path(__file__).parents[2] / "weights" / "training"))
 
 from corruption import word_errors
+from evaluate_correct import corrections_line
 
 TESTS = Path(__file__).parents[2] / "tests"
 LEARNERS = (TESTS / "learners.tsv", TESTS / "learners-2.tsv")
@@ -98,6 +100,11 @@ def summary(judged: Sequence[Judged]) -> list[str]:
         f"{sum(one.after for one in wrong)} after",
         f"{len(right)} right ones: {sum(one.output == one.text for one in right)} unchanged, "
         f"{sum(one.after for one in right)} wrong words after",
+        corrections_line(
+            [one.text for one in judged],
+            [one.output for one in judged],
+            [one.correction for one in judged],
+        ),
     ]
 
 

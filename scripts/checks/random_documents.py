@@ -90,10 +90,15 @@ def _faults_of_text(
     wanted = "\n".join(new for _, new in pairs)
     # Of a line of which nothing is left but what has to stay, nothing is read.
     has_all = text.count("\n") == wanted.count("\n")
-    has_all = has_all and not any(WORD.search(a) and not WORD.search(b) for a, b in pairs)
+    has_all = has_all and not any(_has_free_words(a) and not _has_free_words(b) for a, b in pairs)
     if has_all and read(text) != read(wanted):
         return [f"the text is {text!r}, not {wanted!r}"]
     return []
+
+
+def _has_free_words(text: str) -> bool:
+    """Whether a text has a word that may change."""
+    return any(not word.startswith("q") for word in WORD.findall(text))
 
 
 def _signs_of_cues(text: str) -> list[str]:
