@@ -87,6 +87,7 @@ def test_the_prompt_may_come_from_standard_input(call: Call) -> None:
         (("--temperature", "0.01"), False),
         (("--delta", "0.01"), False),
         (("--prefix", "correct: "), False),
+        (("--truncate",), False),
     ],
 )
 def test_a_text_is_corrected_as_correct_does_it_unless_asked_otherwise(
@@ -99,6 +100,8 @@ def test_a_text_is_corrected_as_correct_does_it_unless_asked_otherwise(
     guarded = call("correct", text.strip()).out
     assert guarded == text.replace("go", "goes") != own
     assert done.out == (guarded if is_guarded else own)
+    if is_guarded:
+        assert call("--prompt", f"correct: {text.strip()}", *options).out == guarded
 
 
 def test_standard_streams_may_be_closed(call: Call) -> None:

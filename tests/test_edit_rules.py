@@ -38,6 +38,7 @@ def test_edits_have_the_kinds_of_their_mistakes(line: str) -> None:
 
 def test_the_word_before_tells_verbs_from_nouns() -> None:
     assert rule_of("like", "likes", "She").kind == "AGREEMENT"
+    assert rule_of("like", "likes", "“she").kind == "AGREEMENT"
     assert rule_of("like", "likes", "two").kind == "FORM"
     assert rule_of("one stop", "one stops").kind == "FORM"
 

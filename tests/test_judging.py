@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from speculative_t5.documents.judging import (
     least_in_text,
     least_logprob,
 )
+from speculative_t5.documents.splitting import other_language
 from speculative_t5.generation import Generation
 
 import pytest
@@ -54,6 +55,11 @@ def judged(before: str, after: str, doubtful: Sequence[str] = ()) -> tuple[str, 
         ("It is here with", "It is here with us."),
         ("The well known man .", "The well-known man."),
         ("I know. he go", "I know. He goes."),
+        ("Note: i go home.", "Note: I go home."),
+        ("See Mr Smith at 5 p.m tomorrow", "See Mr. Smith at 5 p.m. tomorrow"),
+        ('He asked "where is it" and left.', 'He asked "Where is it?" and left.'),
+        ("No, no he go.", "No, no, he goes."),
+        ("I think that is it.", "I think that that is it."),
         ("He saw the the cat.", "He saw the cat."),
         ("He had had it eat.", "He had had it eaten."),
     ],
@@ -172,8 +178,14 @@ def test_sentences_in_other_languages_stay(source: str, output: str, is_changed:
     assert result("en", "fr", "de").text == output == result().text, "a model may know it"
 
 
+def scripted_by(answer: Callable[[str], str]) -> Any:
+    return Scripted(answer, limit=99)
+
+
 def test_items_of_lists_get_no_capital() -> None:
     text = "he go home.\n\n- he go home. he go on.\n1. it go by.\n> - [ ] they go.\n\nsee it go."
+    items = Document(scripted_by(str.capitalize), "- i go.\n- i'm in.", RewriteOptions())
+    assert items.result(items.rewrite()).text == "- I go.\n- I'm in."
     decoder: Any = Scripted(lambda read: read.capitalize().replace("go", "goes"), limit=99)
     result = [Document(decoder, text, RewriteOptions(guard=guard)) for guard in (True, False)]
     guarded, all_made = (each.result(each.rewrite()).text for each in result)
@@ -183,18 +195,18 @@ def test_items_of_lists_get_no_capital() -> None:
 
 
 def test_changes_have_to_be_surer_where_few_sentences_have_errors() -> None:
-    assert least_in_text(0.7, []) == 0.7
-    assert least_in_text(0.7, [0.4] * 100) == 0.7, "as many as are expected"
-    few, many = least_in_text(0.7, [0.9, *[0.0] * 99]), least_in_text(0.7, [0.9] * 99)
+    for least in (0.1, 0.3, 0.7, 0.99, 1.0):
+        assert least_in_text(least, 0, 0) == least, "nothing is known"
+    assert least_in_text(0.7, 40, 100) == 0.7, "as many as are expected"
+    few, many = least_in_text(0.7, 0, 99), least_in_text(0.7, 90, 99)
     assert 0.95 < few <= MOST_OF_ALL and LEAST_OF_ALL <= many < 0.55
-    assert least_in_text(1, [0.0] * 99) == 1
-    rising = [least_in_text(0.7, [0.8, *[0.0] * count]) for count in range(0, 60, 5)]
+    assert least_in_text(1, 0, 99) == 1 and least_in_text(0.99, 0, 99) == 0.99
+    assert least_in_text(0.3, 99, 99) == 0.3
+    rising = [least_in_text(0.7, 0.8, count) for count in range(1, 60, 5)]
     assert rising == sorted(rising) and rising[0] < 0.7 < rising[-1]
     # Bayes' rule: where the odds of an error are a third, those of a change have to be three times.
-    found = 0.4 / (0.4 + 3 * 0.6)
-    count = 10**6
-    odds = least_in_text(0.7, [found] * count) / (1 - least_in_text(0.7, [found] * count))
-    assert odds == pytest.approx(3 * 0.7 / 0.3, rel=0.05)
+    least = least_in_text(0.7, 10**6 * 0.4 / (0.4 + 3 * 0.6), 10**6)
+    assert least / (1 - least) == pytest.approx(3 * 0.7 / 0.3, rel=0.05)
 
 
 @pytest.mark.parametrize("asked", [None, 0.7])
@@ -232,3 +244,9 @@ def test_a_text_is_judged_by_how_many_of_its_sentences_have_errors(asked: float 
     assert piece.reason and re.search(r"0\.7999|0\.8000", piece.reason)
     assert float(piece.reason.rpartition(" ")[2]) > 0.9
     assert result(f"{doubtful} " * 60).text == f"{doubtful} ".replace("go", "goes") * 60
+
+
+def test_a_language_that_cannot_be_told_is_not_refused() -> None:
+    assert other_language("Jeg vil gjerne ha en kopp kaffe med melk.", ["nb"]) is None
+    assert other_language("This is a test of the system.", ["EN"]) is None
+    assert other_language("Das ist ein Test des Systems.", ["EN"]) == "de"

@@ -34,9 +34,11 @@ from random_words import Words
 
 READER = Path(__file__).with_name("libreoffice_text.py")
 # LibreOffice 7.4 computes conditions itself, neither accepts nor rejects changes of texts in
-# controls and of words that have readings, and loses words when an end of a field is deleted.
+# controls and of words that have readings, loses words when an end of a field is deleted, and
+# crashes where a page ends within a paragraph and a link behind that begins with a deletion.
 OTHERWISE_SHOWN = re.compile(
     rb"<w:sdt>|<w:ruby>|>IF<|>I</w:instrText>| w:instr=.IF|<w:del [^>]*><w:r><w:fldChar"
+    rb'|(?s:w:type="page".*(?:HYPERLINK|<w:hyperlink))'
 )
 SECONDS = 30  # that LibreOffice may take for a document
 TRACKED = FormatOptions(track_changes="Ann")

@@ -1,4 +1,4 @@
-"""The default command: one prompt, and a text that comes as it is accepted."""
+"""The default command: one prompt; its text comes as it is accepted, or as it is corrected."""
 
 import json
 import os
@@ -119,12 +119,14 @@ def _is_plain(
     """Whether a model that corrects is to decode greedily, and in no way of its own."""
     corrects = getattr(decoder.tokenizer, "corrects", None)
     plain = GenerationOptions(speculative=wanted.speculative)
-    return bool(corrects) and wanted == plain and not options.delta and not options.prefix
+    own = options.delta or options.prefix or options.truncate or options.max_source_length
+    return bool(corrects) and wanted == plain and not own
 
 
 def _print_guarded(decoder: SpeculativeDecoder, prompt: str, *, speculative: bool) -> None:
     """Print a text corrected sentence by sentence, and which changes are left out."""
-    document = Document(decoder, prompt, RewriteOptions(), labels=True)
+    text = prompt.removeprefix(decoder.prefix)
+    document = Document(decoder, text, RewriteOptions(), labels=True)
     began = time.perf_counter()
     pieces = document.settled(document.rewrite(speculative=speculative))
     result = document.result(pieces, time.perf_counter() - began)

@@ -9,7 +9,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from ..documents import Written
 from ..errors import count
 from ..exchange import recover
 from ..files import LineFile, digest, json_line, json_object
@@ -192,4 +191,5 @@ def _is_text(record: Header) -> bool:
 
 def _is_output(found: Any) -> bool:
     """Whether a record of an output is one, or there is none."""
-    return found is None or (isinstance(found, list) and len(found) == len(Written._fields))
+    kinds = [type(each) for each in found] if isinstance(found, list) else []
+    return found is None or kinds == [str, list, list]

@@ -23,7 +23,7 @@ from ..errors import count, rounded_down
 from ..generation import Generation
 from ..tokenizers import language_name
 from .alignment import num_same, opcodes
-from .layout import similarity
+from .layout import is_pronoun_i, similarity
 from .splitting import ends_as_sentence, other_language
 from .text_decoder import TextDecoder
 from .translation import Translation
@@ -35,7 +35,7 @@ MOST_LOST, MOST_ADDED = 1, 2  # words that a change may leave out, or add
 # Of a text of which nothing is known: the share of sentences with errors, and how many sentences
 # this counts as much as.
 ERRORS_EXPECTED, EXPECTED_FROM = 0.4, 10
-LEAST_OF_ALL, MOST_OF_ALL = 0.5, 0.98  # probabilities that may be asked for by it
+LEAST_OF_ALL, MOST_OF_ALL = 0.5, 0.98  # between which that changes what is asked for
 WORDS_APART = 3  # between changes, at most, that are made together
 MOST_REPEATED = 3  # words in a row that a change may not write twice
 TOKENS_BESIDE = 2  # a change of which the model has to be as sure
@@ -54,6 +54,10 @@ _OF_PROSE = frozenset(".,;:!?…\"'“”‘’„«»()- ")  # what may change 
 _CODE_SIGNS = frozenset("_@#$%&*+=<>^~|\\/[](){}:`")
 _WITHIN_NAMES = re.compile(r"\w\w\.\w|\w\.\w\w")  # a full stop within a name, not as in "e.g."
 _SLIP_OF_SHIFT = re.compile(r"[A-Z]{2}[a-z]++")  # THe
+_ABBREVIATIONS = frozenset(
+    "mr. mrs. ms. dr. prof. st. no. vs. etc. a.m. p.m. e.g. i.e. cf. jr. sr. u.s. u.k. inc.".split()
+)
+_TWICE = frozenset({"that", "had", ""})  # words that may come twice in a row, and no word
 _WITHIN_SENTENCE = frozenset("- – — i.e. e.g. cf. vs. viz. approx.".split())
 _QUOTES = str.maketrans("“”„«»‘’", '"""""\'\'')
 
@@ -160,7 +164,7 @@ class Judge:
 
 
 class _Doubt:
-    """Says how unsure a model is of an output, or of a change in it, if it is too unsure."""
+    """Says how sure a model is of an output, or of a change in it."""
 
     def __init__(
         self, decoder: TextDecoder, ids: Sequence[int], done: Generation, least: float
@@ -216,8 +220,8 @@ def too_low(probability: float, least: float) -> str | None:
     return f"has a probability of {shown}, which is below {bound.removesuffix('.0')}"
 
 
-def least_in_text(least: float, surest: Sequence[float]) -> float:
-    """Return how probable changes of a text have to be, from how probable its errors are.
+def least_in_text(least: float, errors: float, count: int) -> float:
+    """Return how probable a change in a text has to be, from how many other sentences have errors.
 
     `least` is right for a text like those that the model was trained on. Where errors are rarer,
     what seems to be one more often is none: the odds of a change are those of the model times the
@@ -226,14 +230,16 @@ def least_in_text(least: float, surest: Sequence[float]) -> float:
 
     Args:
         least: A probability above 0.
-        surest: Of each sentence, how probable its most probable change is; 0 if there is none.
+        errors: Of the other sentences, the sum of how probable the most probable change of each is.
+        count: How many these are.
     """
-    if least >= 1:
+    if least >= 1 or not count:
         return least
     expected = ERRORS_EXPECTED
-    found = (expected * EXPECTED_FROM + sum(surest)) / (EXPECTED_FROM + len(surest))
+    found = (expected * EXPECTED_FROM + errors) / (EXPECTED_FROM + count)
     odds = least / (1 - least) * expected / (1 - expected) * (1 - found) / found
-    return round(min(max(odds / (1 + odds), LEAST_OF_ALL), MOST_OF_ALL), 2)
+    bounds = min(least, LEAST_OF_ALL), max(least, MOST_OF_ALL)
+    return round(min(max(odds / (1 + odds), bounds[0]), bounds[1]), 2)
 
 
 def same_facts(source: str, output: str) -> bool:
@@ -249,8 +255,8 @@ def judged_edits(
 ) -> Judged:
     """Return the words before with the changes to those after that are good.
 
-    `probability` says how probable a change is, given the change and the words before it; it is not
-    asked if it may be as low as 0.
+    `probability` says how probable a change is, given the change and the words that it replaces; it
+    is not called if `least` is 0.
     """
     made, reasons, surest, at = list[str](), list[str](), 0.0, 0
     code = _in_code(before)
@@ -340,7 +346,8 @@ def _is_style(before: Sequence[str], after: Sequence[str], edit: WordEdit) -> bo
         return True
     above = before[edit.start - 1] if edit.start else ""
     is_capital = old[1:] == new[1:] and old.casefold() == new.casefold()
-    return is_capital and (above.endswith(":") or above.strip("([") in _WITHIN_SENTENCE)
+    is_within = above.endswith(":") or above.strip("([") in _WITHIN_SENTENCE
+    return is_capital and is_within and not is_pronoun_i(old)
 
 
 def _rule(old: Sequence[str], new: Sequence[str], shouts: bool) -> str | None:
@@ -362,8 +369,7 @@ def _rule_of_place(before: Sequence[str], after: Sequence[str], edit: WordEdit) 
     """Say which rule forbids a change where it is."""
     places = range(edit.new_start, edit.new_end)
     old = before[edit.start : edit.end]
-    is_divided = any(ends_as_sentence(after[i]) for i in places if i + 1 < len(after))
-    if is_divided and not any(map(ends_as_sentence, old)):
+    if any(_is_divided(after, i) for i in places) and not any(map(ends_as_sentence, old)):
         return "would divide a sentence"
     if any(_is_repeated(after, i) for i in places) and not any(
         _is_repeated(before, i) for i in range(edit.start, edit.end)
@@ -372,14 +378,24 @@ def _rule_of_place(before: Sequence[str], after: Sequence[str], edit: WordEdit) 
     return None
 
 
+def _is_divided(words: Sequence[str], place: int) -> bool:
+    """Whether a sentence ends with a word, and another one begins with the next."""
+    word, following = words[place], "".join(words[place + 1 : place + 2])
+    is_short = word.casefold().lstrip("\"'([“‘") in _ABBREVIATIONS
+    return ends_as_sentence(word) and following[:1].isupper() and not is_short
+
+
 def _is_repeated(words: Sequence[str], place: int) -> bool:
     """Whether a word, or the end of some, comes again right behind them."""
+    first = max(0, place - 2 * MOST_REPEATED + 1)
+    near = [_core(word).casefold() for word in words[first : place + 2 * MOST_REPEATED]]
+    place -= first
     return any(
-        [*map(str.casefold, words[start : start + size])]
-        == [*map(str.casefold, words[start + size : start + 2 * size])]
+        near[start : start + size] == near[start + size : start + 2 * size]
+        and not _TWICE.issuperset(near[start : start + size])
         for size in range(1, MOST_REPEATED + 1)
         for start in range(max(0, place - 2 * size + 1), place + 1)
-        if start + 2 * size <= len(words)
+        if start + 2 * size <= len(near)
     )
 
 

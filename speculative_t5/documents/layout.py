@@ -9,6 +9,7 @@ from .alignment import opcodes, ratio
 # Ends of lines and pages, other characters that part a text, and NUL: they are never left out.
 PARTING_CHARACTERS = r"\0\n-\r\x1c-\x1f\x85\u2028\u2029"
 _PARTING = re.compile(f"[{PARTING_CHARACTERS}]")
+_PRONOUN_I = re.compile(r"i(?:['’]\w+)?")
 _FULL_STOP = re.compile(r"[.!?…。！？؟।։]{1,9}+([\"'”’»)\]]{0,9}+\s{0,9}+)\Z")
 
 
@@ -54,6 +55,11 @@ def bare(word: str) -> str:
     return re.sub(r"\W", "", word.casefold()) or word
 
 
+def is_pronoun_i(word: str) -> bool:
+    """Whether a word is the pronoun that is a capital wherever it stands, as in "I'm"."""
+    return _PRONOUN_I.fullmatch(word.strip(".,;:!?\"'()[]*_“”‘’").casefold()) is not None
+
+
 def as_within(source: str, output: str, begins: bool, ends: bool) -> str:
     """Return an output without what makes a sentence of its source, a part of one.
 
@@ -63,7 +69,8 @@ def as_within(source: str, output: str, begins: bool, ends: bool) -> str:
     first, made = (text.split(maxsplit=1)[:1] for text in (source, output))
     if begins and made != first and made and first:
         old, new = first[0], made[0]
-        if bare(old) == bare(new) and old[:1].islower() and new[:1].isupper():
+        is_same = bare(old) == bare(new) and old[:1].islower() and new[:1].isupper()
+        if is_same and not is_pronoun_i(old):
             output = output.replace(new[0], old[0], 1)
     if ends and not _FULL_STOP.search(source):
         output = _FULL_STOP.sub(r"\1", output)

@@ -21,6 +21,7 @@ from .comparison import EMOJI_JOINER, words_and_signs
 from .dividing import TextPart, divided_by_words
 from .layout import bare, places, similarity
 
+TAKEN_ENDS = 5  # letters, at least, that a part of another word ends or begins with
 LIKE_START = 3  # letters that two forms of a word begin with
 LIKE_BEFORE = 0.75  # the least similarity of a text that is corrected, and not translated
 LIKE_LENGTH = 200  # characters of such texts at most
@@ -84,10 +85,10 @@ class MarkedLine:
             for part, some in texts
             if self._parts[part].is_fixed
         ]
-        fixed = [word for text in staying for word in _LETTERS.findall(text)]
+        fixed = _ends_of(word for text in staying for word in _LETTERS.findall(text))
         for edit in edits:
             old, new = _whole_words(self.text, edit)
-            if len(old) == len(new) and not _takes_from(fixed, new):
+            if len(old) == len(new) and fixed.isdisjoint(_ends_of(new)):
                 yield edit
 
     def _edited(
@@ -435,10 +436,12 @@ def _has_letter(at: int, *texts: str) -> bool:
     return at >= 0 and any(text[at : at + 1].isalnum() for text in texts)
 
 
-def _takes_from(fixed: Sequence[str], words: Sequence[str]) -> bool:
-    """Whether one of some words is a part of what has to stay, or has a part of that in it."""
-    some, others = ([word for word in each if len(word) >= LIKE_START] for each in (fixed, words))
-    return any(a in b or b in a for a in some for b in others)
+def _ends_of(words: Iterable[str]) -> set[tuple[bool, str]]:
+    """Return what words begin and end with, by which a part of one is known in another."""
+    some = [word for word in words if len(word) >= LIKE_START]
+    return {(True, word[:TAKEN_ENDS]) for word in some} | {
+        (False, word[-TAKEN_ENDS:]) for word in some
+    }
 
 
 def _whole_words(text: str, edit: TextEdit) -> tuple[list[str], list[str]]:

@@ -484,7 +484,7 @@ class Document:
         return arranged(words, gaps, output, joint) if output else None
 
     def settled(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Return all pieces, judged again by how many of them have errors.
+        """Return all pieces, each judged again by how many others have errors.
 
         See `least_in_text`. Pieces stay as they are where `min_probability` was given.
         """
@@ -492,10 +492,11 @@ class Document:
         if not self._adapts:
             return done
         surest = [each.surest for each in done if each.reason is None or each.written]
-        least = least_in_text(self.options.min_probability or 0.0, surest)
-        judge = Judge(self._decoder, replace(self.options, min_probability=least), None)
+        errors, count, base = sum(surest), len(surest), self.options.min_probability or 0.0
         for i, each in enumerate(done):
             if each.written:
+                least = least_in_text(base, errors - each.surest, count - 1)
+                judge = Judge(self._decoder, replace(self.options, min_probability=least), None)
                 again = self._judged(parts[each.start], each.written.generation(), judge)
                 done[i] = replace(again, stats=each.stats)
         return done

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, pairwise
+from tempfile import gettempdir
 from typing import Any, Literal
 
 # Those that sentencex has rules for.
@@ -525,7 +526,11 @@ def identifier(*codes: str) -> Any:
     """Return what tells languages apart, by default all that it knows."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-    made = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    try:
+        made = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    except OSError as error:
+        why = f"{error.strerror}, and what tells languages apart needs a temporary file there"
+        raise OSError(error.errno, why, gettempdir()) from error
     if codes:
         made.set_languages([*codes])
     return made
@@ -534,11 +539,16 @@ def identifier(*codes: str) -> Any:
 def other_language(text: str, codes: Collection[str]) -> str | None:
     """Return the code of the language that a text seems to be in, if it is none of some.
 
+    Where one of those is not known to `identifier`, this cannot be told.
+
     Of 9,400 English sentences 11 seemed to be in another one (409 of learners, 6,000 of technical
     prose, 3,000 of Tatoeba), and of 3,950 in German and twelve other languages all but 160.
     """
+    known = {code.partition("-")[0].casefold() for code in codes}
+    if not known <= {*identifier().labels}:
+        return None
     found = dict(identifier().rank(text))
-    own = sum(found.get(code.partition("-")[0], 0.0) for code in codes)
+    own = sum(found[code] for code in known)
     best = max(found, key=lambda code: found[code])
     share = SHARE_OF_OWN if len(text.split()) >= SOME_WORDS else SHARE_OF_OWN_IN_FEW
     return best if own < share * found[best] else None

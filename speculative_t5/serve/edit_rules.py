@@ -34,7 +34,10 @@ class EditRule:
             "id": f"T5_{self.kind}",
             "description": self.description,
             "issueType": self.issue,
-            "category": {"id": self.category, "name": self.category.capitalize()},
+            "category": {
+                "id": self.category,
+                "name": self.category.replace("_", " ").capitalize(),
+            },
         }
 
 
@@ -129,13 +132,18 @@ def rule_of(before: str, after: str, previous: str = "", language: str = "en") -
     if old == new:
         return PUNCTUATION_RULE
     same, left, put = _different(old, new)
-    if language == "en" and (rule := _english_rule(left, put, (same or previous).casefold())):
+    if language == "en" and (rule := _english_rule(left, put, same or _bare(previous))):
         return rule
     if not left or not put:
         return MISSING_WORD_RULE if put else EXTRA_WORD_RULE
     if len(left) == len(put) == 1:
         return SPELLING_RULE if _is_spelled_alike(*left, *put) else WORD_RULE
     return WORDS_RULE
+
+
+def _bare(word: str) -> str:
+    """Return a word in small letters, without the signs around it."""
+    return "".join(_WORD_OF_EDIT.findall(word.casefold())[-1:])
 
 
 def _different(old: Sequence[str], new: Sequence[str]) -> tuple[str, list[str], list[str]]:
