@@ -154,6 +154,8 @@ PIECES: list[dict[str, Any]] = [
         "reason": None,
         "refused": None,
         "retried": None,
+        "surest": 0.0,
+        "written": None,
     }
     for i in range(3)
 ]

@@ -6,10 +6,11 @@ changed, `readers` knows which files are read. Imports `generation`, `tokenizers
 `options` and `errors`.
 """
 
+from .alignment import num_same
 from .comparison import changes, edits, lines
 from .formats import FormatOptions, PlainFile
 from .judging import Written
-from .layout import arranged
+from .layout import arranged, similarity
 from .readers import (
     DOCUMENT_FORMATS,
     DOCUMENT_NAMES,

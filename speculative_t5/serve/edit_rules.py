@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..documents.alignment import num_same
-from ..documents.layout import similarity
+from ..documents import num_same, similarity
 
 SPELLED_ALIKE = 0.55  # of letters, from which a word is another spelling and no other word
 COMMON_BEGINNING = 3  # letters, at least, of two forms of a word
