@@ -6,6 +6,7 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 
 from speculative_t5.documents import alignment
+from speculative_t5.documents.alignment import least_opcodes
 from speculative_t5.documents.comparison import changes, edits
 from speculative_t5.documents.layout import places, similarity
 
@@ -79,3 +80,23 @@ def test_long_texts_that_differ_a_little_are_found_alike() -> None:
     assert similarity(text, other) > 0.9 and similarity("a" * 9000, "b" * 9000) == 0
     same = places(text.split(), other.split())
     assert sum(i == place for i, place in enumerate(same)) > 0.95 * len(same)
+
+
+def test_the_least_opcodes_change_the_fewest_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    def distance(a: list[str], b: list[str]) -> int:
+        if not (a and b):
+            return len(a) + len(b)
+        least = distance(a[1:], b[1:]) + (a[0] != b[0])
+        return min(least, 1 + distance(a[1:], b), 1 + distance(a, b[1:]))
+
+    rng = random.Random(1)
+    for _ in range(500):
+        a, b = ([rng.choice("abc") for _ in range(rng.randrange(7))] for _ in range(2))
+        at, cost = (0, 0), 0
+        for kind, i1, i2, j1, j2 in least_opcodes(a, b):
+            assert (i1, j1) == at and (kind == "equal") == (a[i1:i2] == b[j1:j2])
+            cost += max(i2 - i1, j2 - j1) * (kind != "equal")
+            at = i2, j2
+        assert at == (len(a), len(b)) and cost <= distance(a, b)
+    monkeypatch.setattr(alignment, "MOST_CELLS", 10)
+    assert [*least_opcodes("abcd", "axcd")] == [*alignment.opcodes("abcd", "axcd")]

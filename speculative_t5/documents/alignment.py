@@ -8,6 +8,7 @@ from typing import Any
 # Steps of difflib, about 60 ns each, before a faster way is taken: sentences need some thousands,
 # and paragraphs of two thousand letters less than these.
 DIFFLIB_STEPS, DIFFLIB_STEPS_EACH = 4_000_000, 100  # in any case, and for each element
+MOST_CELLS = 40_000  # of a table of Levenshtein's, some 10 ms
 ALIGNED_WINDOW = 1024  # elements of both sequences that are looked at together in the faster way
 
 Opcode = tuple[str, int, int, int, int]
@@ -135,3 +136,49 @@ def _common(a: Sequence[Any], b: Sequence[Any]) -> list[Pair]:
 def num_same(a: Sequence[Any], b: Sequence[Any]) -> int:
     """Return the number of elements that two sequences begin with and that are the same."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def least_opcodes(a: Sequence[Any], b: Sequence[Any]) -> Iterator[Opcode]:
+    """Yield the opcodes that change the fewest elements (Levenshtein); of many, difflib's.
+
+    Difflib's keep the longest run that two sequences share, wherever it is: in "she have two, and i
+    has one" and "she has two, and I have one" the two has.
+    """
+    if len(a) * len(b) > MOST_CELLS:
+        yield from opcodes(a, b)
+        return
+    start = begun = (0, 0)
+    for i, j in _pairs_kept(a, b):
+        if (i, j) != begun:
+            if start != begun:
+                yield "equal", start[0], begun[0], start[1], begun[1]
+            yield "replace", begun[0], i, begun[1], j
+            start = i, j
+        begun = i + 1, j + 1
+    if start != begun:
+        yield "equal", start[0], begun[0], start[1], begun[1]
+    if begun != (len(a), len(b)):
+        yield "replace", begun[0], len(a), begun[1], len(b)
+
+
+def _pairs_kept(a: Sequence[Any], b: Sequence[Any]) -> Iterator[Pair]:
+    """Yield the places of elements that are kept where the fewest are changed."""
+    costs = [[*range(len(b), -1, -1)]]  # of the rests of both, from the last rows on
+    for i in range(len(a) - 1, -1, -1):
+        below, row = costs[-1], [len(a) - i]
+        for j in range(len(b) - 1, -1, -1):
+            least = below[j + 1] + (a[i] != b[j])
+            row.append(min(least, 1 + below[j], 1 + row[-1]))
+        costs.append(row[::-1])
+    costs.reverse()
+    i = j = 0
+    while i < len(a) and j < len(b):
+        is_kept = a[i] == b[j]
+        if costs[i][j] == costs[i + 1][j + 1] + (not is_kept):
+            if is_kept:
+                yield i, j
+            i, j = i + 1, j + 1
+        elif costs[i][j] == 1 + costs[i + 1][j]:
+            i += 1
+        else:
+            j += 1

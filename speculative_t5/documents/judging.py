@@ -22,7 +22,7 @@ from ..decoding import Logprob, Stats
 from ..errors import count, rounded_down
 from ..generation import Generation
 from ..tokenizers import language_name
-from .alignment import num_same, opcodes
+from .alignment import least_opcodes, num_same
 from .layout import is_pronoun_i, similarity
 from .splitting import ends_as_sentence, other_language
 from .text_decoder import TextDecoder
@@ -307,7 +307,7 @@ def _together(edits: Iterable[WordEdit]) -> Iterator[list[WordEdit]]:
 
 def word_edits(before: Sequence[str], after: Sequence[str]) -> Iterator[WordEdit]:
     """Yield the changes that make words of others; as many as there were go one by one."""
-    for kind, i1, i2, j1, j2 in opcodes(before, after):
+    for kind, i1, i2, j1, j2 in least_opcodes(before, after):
         if kind == "equal":
             continue
         if i2 - i1 == j2 - j1:
