@@ -200,9 +200,8 @@ def test_what_another_run_left_is_refused(
     assert names(here) == {"in.txt", "out.txt"} and (here / "out.txt").read_bytes() == resumed
 
 
-def test_a_resumed_run_knows_what_was_kept_and_why(
-    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def stop_before_the_end(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the command until all pieces are kept and nothing is written."""
     append = PartialFile.append
 
     def stop(self: PartialFile, piece: dict[str, object]) -> None:
@@ -210,12 +209,18 @@ def test_a_resumed_run_knows_what_was_kept_and_why(
             raise OSError(28, "No space left on device", "out.txt")
         append(self, piece)
 
-    (here / "in.txt").write_text("He go home[^1].\nHe go home.\n")
-    expected = call("document", "in.txt", "--json").records[0]["kept"]
-    assert expected[0]["refused"] == "He goes home[\ufffd1]."
     with monkeypatch.context() as patch:
         patch.setattr(PartialFile, "append", stop)
         assert call(*DOCUMENT).code == 1
+
+
+def test_a_resumed_run_knows_what_was_kept_and_why(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "in.txt").write_text("He go home[^1].\nHe go home.\n")
+    expected = call("document", "in.txt", "--json").records[0]["kept"]
+    assert expected[0]["refused"] == "He goes home[\ufffd1]."
+    stop_before_the_end(call, monkeypatch)
     (record,) = call(*DOCUMENT, "--resume", "--json").records
     assert record["kept"] == expected and record["stats"]["rounds"] == 0
 
@@ -223,16 +228,7 @@ def test_a_resumed_run_knows_what_was_kept_and_why(
 def test_a_resumed_run_judges_by_the_whole_text(
     call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = PartialFile.append
-
-    def stop(self: PartialFile, piece: dict[str, object]) -> None:
-        if "done" in piece:
-            raise OSError(28, "No space left on device", "out.txt")
-        append(self, piece)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PartialFile, "append", stop)
-        assert call(*DOCUMENT).code == 1
+    stop_before_the_end(call, monkeypatch)
     seen: list[float] = []
 
     def none_is_sure(least: float, errors: float, count: int) -> float:

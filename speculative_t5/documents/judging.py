@@ -95,7 +95,7 @@ class Written(NamedTuple):
         return cls(done.text, done.tokens, [each.value for each in done.logprobs])
 
     def generation(self) -> Generation:
-        """Return the output as it was, but for what it cost."""
+        """Return the output again, without its statistics."""
         logprobs = tuple(Logprob(value, {}) for value in self.logprobs)
         return Generation(self.text, self.tokens, "eos", Stats(), logprobs=logprobs)
 

@@ -1,7 +1,7 @@
 """LanguageTool's protocol, which editors speak: a text goes in, and what may be wrong comes out.
 
 A model says how a text should be, not what is wrong with it: each match is one of the shortest
-edits that make the one of the other, and its rule is told from the words of the edit.
+edits that make the one of the other, and the words of the edit decide its rule.
 """
 
 from __future__ import annotations
