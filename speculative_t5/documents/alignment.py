@@ -144,11 +144,19 @@ def least_opcodes(a: Sequence[Any], b: Sequence[Any]) -> Iterator[Opcode]:
     Difflib's keep the longest run that two sequences share, wherever it is: in "she have two, and i
     has one" and "she has two, and I have one" the two has.
     """
-    if len(a) * len(b) > MOST_CELLS:
+    same = num_same(a, b)
+    ends = num_same(a[same:][::-1], b[same:][::-1])
+    some, others = a[same : len(a) - ends], b[same : len(b) - ends]
+    if len(some) * len(others) > MOST_CELLS:
         yield from opcodes(a, b)
         return
+    kept = [
+        *((i, i) for i in range(same)),
+        *((same + i, same + j) for i, j in _pairs_kept(some, others)),
+        *((len(a) - i, len(b) - i) for i in range(ends, 0, -1)),
+    ]
     start = begun = (0, 0)
-    for i, j in _pairs_kept(a, b):
+    for i, j in kept:
         if (i, j) != begun:
             if start != begun:
                 yield "equal", start[0], begun[0], start[1], begun[1]
