@@ -171,6 +171,10 @@ def least_opcodes(a: Sequence[Any], b: Sequence[Any]) -> Iterator[Opcode]:
 
 def _pairs_kept(a: Sequence[Any], b: Sequence[Any]) -> Iterator[Pair]:
     """Yield the places of elements that are kept where the fewest are changed."""
+    apart = sum(x != y for x, y in zip(a, b, strict=False))
+    if len(a) == len(b) and apart <= 2:  # an element put in and one left out are as many
+        yield from ((i, i) for i, (x, y) in enumerate(zip(a, b, strict=True)) if x == y)
+        return
     costs = [[*range(len(b), -1, -1)]]  # of the rests of both, from the last rows on
     for i in range(len(a) - 1, -1, -1):
         below, row = costs[-1], [len(a) - i]
