@@ -272,6 +272,10 @@ def test_no_line_and_no_word_is_lost() -> None:
 def test_similarity_is_that_of_letters_and_digits() -> None:
     assert similarity("He go, home.", "he GO home") == 1 == similarity("...", "!")
     assert similarity("abcd", "abxy") == 0.5 and similarity("He is here.", "") == 0
+    # Words that both have are counted at once, if these are enough.
+    assert similarity("one two, six", "one too six", 0.6) == 12 / 18
+    assert similarity("one two, six", "one too six", 0.7) == 16 / 18
+    assert similarity("one two", "two one", 0.5) == 0.5 == similarity("one two", "two one")
 
 
 def test_facts_are_numbers_and_addresses() -> None:

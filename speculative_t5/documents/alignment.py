@@ -50,7 +50,7 @@ def opcodes(a: Sequence[Any], b: Sequence[Any]) -> list[Opcode]:
     try:
         return [*_CountingMatcher(a, b).get_opcodes()]
     except _TooManyStepsError:
-        return [*_opcodes(_pairs_by_window(a, b), len(a), len(b))]
+        return [*_opcodes(pairs_in_common(a, b), len(a), len(b))]
 
 
 def ratio(a: Sequence[Any], b: Sequence[Any]) -> float:
@@ -58,7 +58,7 @@ def ratio(a: Sequence[Any], b: Sequence[Any]) -> float:
     try:
         return _CountingMatcher(a, b).ratio()
     except _TooManyStepsError:
-        return 2 * len(_pairs_by_window(a, b)) / (len(a) + len(b))
+        return 2 * len(pairs_in_common(a, b)) / (len(a) + len(b))
 
 
 def _opcodes(pairs: Sequence[Pair], size_a: int, size_b: int) -> Iterator[Opcode]:
@@ -88,7 +88,7 @@ def _changed(i1: int, i2: int, j1: int, j2: int) -> Iterator[Opcode]:
         )
 
 
-def _pairs_by_window(a: Sequence[Any], b: Sequence[Any]) -> list[Pair]:
+def pairs_in_common(a: Sequence[Any], b: Sequence[Any]) -> list[Pair]:
     """Return the places of elements that both sequences have, increasing in both."""
     found: list[Pair] = []
     x = y = 0
@@ -177,10 +177,13 @@ def _pairs_kept(a: Sequence[Any], b: Sequence[Any]) -> Iterator[Pair]:
         return
     costs = [[*range(len(b), -1, -1)]]  # of the rests of both, from the last rows on
     for i in range(len(a) - 1, -1, -1):
-        below, row = costs[-1], [len(a) - i]
+        below, row, each = costs[-1], [len(a) - i], a[i]
+        least = row[0]
         for j in range(len(b) - 1, -1, -1):
-            least = below[j + 1] + (a[i] != b[j])
-            row.append(min(least, 1 + below[j], 1 + row[-1]))
+            least = least + 1 if least < below[j] else below[j] + 1
+            if (kept := below[j + 1] + (each != b[j])) < least:
+                least = kept
+            row.append(least)
         costs.append(row[::-1])
     costs.reverse()
     i = j = 0

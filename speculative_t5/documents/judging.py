@@ -126,7 +126,7 @@ class Judge:
             return "its output has an unknown character"
         if fault := self._translation and self._translation.fault(source, done.text.strip()):
             return fault
-        if self._least and (found := similarity(source, done.text)) < self._least:
+        if self._least and (found := similarity(source, done.text, self._least)) < self._least:
             return f"its output is too different, with a similarity of {rounded_down(found, 2)}"
         return None
 

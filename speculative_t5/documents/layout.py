@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate
 
-from .alignment import opcodes, ratio
+from .alignment import opcodes, pairs_in_common, ratio
 
 # Ends of lines and pages, other characters that part a text, and NUL: they are never left out.
 PARTING_CHARACTERS = r"\0\n-\r\x1c-\x1f\x85\u2028\u2029"
@@ -27,6 +27,8 @@ def arranged(
     Example: for the words of "He go to\n> school" and "He goes to school now." the result is "He
     goes to\n> school now."
     """
+    if all(gap == " " for gap in gaps):
+        return joint.join(output)
     at = places(words, output)
     joints = [joint] * (len(output) - 1)
     breaks = {i: gap for i, gap in enumerate(gaps, 1) if _PARTING.search(gap)}
@@ -52,7 +54,8 @@ def places(words: Sequence[str], output: Sequence[str]) -> list[int]:
 
 
 def bare(word: str) -> str:
-    return re.sub(r"\W", "", word.casefold()) or word
+    folded = word.casefold()
+    return folded if folded.isalnum() else re.sub(r"\W", "", folded) or word
 
 
 def is_pronoun_i(word: str) -> bool:
@@ -85,7 +88,15 @@ def _spread(wanted: Sequence[int], count: int) -> list[int] | None:
     return [min(place, count - 1 - len(wanted) + i) for i, place in enumerate(apart)][1:]
 
 
-def similarity(source: str, output: str) -> float:
-    """Return difflib's ratio of the letters and digits of two texts, from 0 to 1 for the same."""
+def similarity(source: str, output: str, enough: float = 1.0) -> float:
+    """Return difflib's ratio of the letters and digits of two texts, from 0 to 1 for the same.
+
+    Where those of the words that both have in order are `enough`, it is their share, at once.
+    """
+    words = source.split(), output.split()
+    sizes = [[sum(map(str.isalnum, word)) for word in each] for each in words]
+    both, whole = 2 * sum(sizes[0][i] for i, _ in pairs_in_common(*words)), sum(map(sum, sizes))
+    if both >= enough * whole:
+        return both / whole if whole else 1.0
     a, b = ([c for c in text.casefold() if c.isalnum()] for text in (source, output))
     return ratio(a, b)

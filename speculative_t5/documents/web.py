@@ -310,12 +310,12 @@ class WebPage(PlainFile):
 
 def _read_text(text: str) -> Iterator[tuple[str, str]]:
     """Yield how each character is written, and as what it is read: some stand for two, or none."""
-    yield from _read_characters(text, lambda entity, _: _unescaped(entity))
+    return _read_characters(text, lambda entity, _: _unescaped(entity))
 
 
 def _read_value(text: str) -> Iterator[tuple[str, str]]:
     """Yield how each character of the value of an attribute is written, and as what it is read."""
-    yield from _read_characters(text, lambda each, behind: read_value_entity(_short(each), behind))
+    return _read_characters(text, lambda each, behind: read_value_entity(_short(each), behind))
 
 
 def _read_characters(
