@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5.decoding import Logprob
-from speculative_t5.documents import Document, RewriteOptions, Rewritten
+from speculative_t5.documents import Document, RewriteOptions, Rewritten, read_file
 from speculative_t5.documents.judging import (
     LEAST_OF_ALL,
     MOST_OF_ALL,
@@ -23,6 +24,7 @@ from speculative_t5.documents.splitting import other_language
 from speculative_t5.generation import Generation
 
 import pytest
+from docx import Document as Word
 from pieces import Scripted
 
 pytestmark = pytest.mark.cpu
@@ -193,6 +195,32 @@ def test_items_of_lists_get_no_capital() -> None:
     made = "- {}e goes home. He goes on.\n1. {}t goes by.\n> - [ ] {}hey goes.\n\nSee it goes."
     assert guarded == "He goes home.\n\n" + made.format("h", "i", "t")
     assert all_made == "He goes home.\n\n" + made.format("H", "I", "T")
+
+
+def test_items_without_markers_get_no_capital() -> None:
+    page = b"<ul><li>he go.<li><p>it <b>go.</b></p><p>i go.</p></ul><p>she go.</p>"
+    capitals: Any = Scripted(lambda read: read.capitalize().replace("go", "goes"), limit=99)
+
+    def made(data: bytes, name: str) -> bytes:
+        form = read_file(data, name)
+        document = Document(capitals, form.text, RewriteOptions(), form.lines)
+        return form.rewritten(document.result(document.rewrite()).text)
+
+    items = b"<ul><li>he goes.<li><p>it <b>goes.</b></p><p>I goes.</p></ul>"
+    assert made(page, "a.html") == items + b"<p>She goes.</p>"
+    word = Word()
+    word.add_paragraph("she go.")
+    word.add_paragraph("he go.", "List Bullet")
+    numbered = word.add_paragraph("it go.")
+    numbered._p.get_or_add_pPr().get_or_add_numPr().get_or_add_numId().val = 1
+    word.add_paragraph("they go.", "List Number").paragraph_format.left_indent = 1
+    plain = word.add_paragraph("we go.", "List Bullet")
+    plain._p.get_or_add_pPr().get_or_add_numPr().get_or_add_numId().val = 0
+    file = io.BytesIO()
+    word.save(file)
+    data = made(file.getvalue(), "a.docx")
+    texts = [each.text for each in Word(io.BytesIO(data)).paragraphs]
+    assert texts == ["She goes.", "he goes.", "it goes.", "they goes.", "We goes."]
 
 
 def test_changes_have_to_be_surer_where_few_sentences_have_errors() -> None:

@@ -29,6 +29,7 @@ class PlainFile:
     unit = "line"  # what `number` counts
     unread: Sequence[int] = ()  # how many characters of each line of the file are not in the text
     inner_breaks: Collection[int] = ()  # numbers of lines that go on in a paragraph on the next one
+    items: Collection[int] = ()  # numbers of lines that begin an item of a list, without its marker
 
     def __init__(self, data: bytes, name: str) -> None:
         self.text = decoded(data, name)
@@ -36,7 +37,8 @@ class PlainFile:
     @property
     def lines(self) -> FileLines:
         """What there is to know of the lines of the text."""
-        return FileLines(self.breaks, self.unread, frozenset(self.inner_breaks))
+        inner_breaks, items = frozenset(self.inner_breaks), frozenset(self.items)
+        return FileLines(self.breaks, self.unread, inner_breaks, items)
 
     def translate_into(self, language: str) -> None:
         """Prepare for a translation, which some formats put beside the words that they have.

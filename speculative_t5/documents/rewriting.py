@@ -22,7 +22,6 @@ from .splitting import (
     SENTENCE_LANGUAGES,
     FileLines,
     Passage,
-    begins_item,
     clauses,
     ends_as_sentence,
     identifier,
@@ -508,7 +507,7 @@ class Document:
         begins, ends = self._lines.within(self.text, part.passage)
         # A heading, a short item of a list and the like.
         is_part = self.options.guard and not (self._labels or ends_as_sentence(source))
-        is_item = self.options.guard and begins_item(self.text, part.passage)
+        is_item = self.options.guard and self._lines.begins_item(self.text, part.passage)
         text = as_within(source, done.text, begins or is_part or is_item, ends or is_part)
         laid_out = refused = self._laid_out(part, text)
         reason = judge.fault(source, done) or self._fault_of_layout(part, laid_out)

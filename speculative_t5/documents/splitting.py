@@ -117,6 +117,13 @@ class FileLines:
     unread: Sequence[int] = ()  # how many characters of each line of the file are not in the text
     # Numbers of lines that go on in the same paragraph on the next one, behind a break or a tab.
     inner_breaks: Collection[int] = frozenset()
+    items: Collection[int] = frozenset()  # numbers of lines that begin an item without its marker
+
+    def begins_item(self, text: str, passage: Passage) -> bool:
+        """Whether a passage is the first of an item of a list."""
+        first = passage.start == 0 or text[passage.start - 1] == "\n"
+        before = _marks_before(text, passage) or ""
+        return (first and passage.line in self.items) or bool(_LIST_MARKER.search(before))
 
     def within(self, text: str, passage: Passage) -> tuple[bool, bool]:
         """Return whether a passage goes on from the line above, and on the line below."""
@@ -485,11 +492,6 @@ def is_label(flat: str, breaks: Breaks = "wrapped") -> bool:
     goes_on = not is_cue and flat.endswith((",", ";", ":"))
     is_open = not _SENTENCE_END.search(flat)
     return not words or (is_open and (short or goes_on))
-
-
-def begins_item(text: str, passage: Passage) -> bool:
-    """Whether a passage is the first of an item of a list."""
-    return bool(_LIST_MARKER.search(_marks_before(text, passage) or ""))
 
 
 def _marks_before(text: str, passage: Passage) -> str | None:

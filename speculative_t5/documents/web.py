@@ -155,6 +155,7 @@ class WebPage(PlainFile):
         self._known: list[Part] = []  # of each
         self._stretches: list[list[int]] = []  # of texts that are read as one
         self._behind_breaks = set[int]()  # places of those that begin behind a line break
+        self._at_items: dict[int, bool] = {}  # places where one begins, or (False) ends
         self._read_page()
         ends = accumulate((len(_NEW_LINE.findall(part)) for part in self._parts), initial=1)
         self._line_numbers = [*ends]  # the number of the line in which each part begins
@@ -191,6 +192,8 @@ class WebPage(PlainFile):
                 stretch = self._begun()
                 if name == "br":
                     self._behind_breaks.add(len(self._stretches) - 1)
+                elif name == "li":
+                    self._at_items[len(self._stretches) - 1] = not is_end
         self._add_text(self._page[at:], elements, stretch)
 
     def _add_opaque(self, name: str, text: str, elements: _Elements) -> None:
@@ -255,9 +258,11 @@ class WebPage(PlainFile):
         self._known.append(known)
 
     def _found(self) -> Iterator[tuple[list[int], str]]:
-        """Yield the texts that are read as one line, and how that reads; note inner breaks."""
+        """Yield the texts that are read as one line, and how that reads; note breaks and items."""
         number, inner, above, above_text = 0, set[int](), -1, ""
+        items, begins_item = set[int](), False
         for place, stretch in enumerate(self._stretches):
+            begins_item = self._at_items.get(place, begins_item)
             if all(self._known[i].is_fixed or not self._parts[i].strip() for i in stretch):
                 continue
             read = self._reader_of(stretch)
@@ -267,8 +272,10 @@ class WebPage(PlainFile):
                 if is_next and not ends_as_sentence(above_text):
                     inner.add(number)
                 number, above, above_text = number + 1, place, text
+                items |= {number} if begins_item else set()
+                begins_item = False
                 yield stretch, text
-        self.inner_breaks = inner
+        self.inner_breaks, self.items = inner, items
 
     def _line(self, stretch: list[int]) -> MarkedLine:
         """Return a line with its characters, which only one that changes has to have."""

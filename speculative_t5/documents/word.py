@@ -143,7 +143,7 @@ class WordFile(PlainFile):
         from docx.oxml.ns import qn
 
         number = lines = 0
-        inner = set[int]()
+        inner, items = set[int](), set[int]()
         for part in self._package.parts:
             fields: dict[Any, _Fields] = {}  # by text boxes and notes, which have their own
             for own_number, paragraph in enumerate(part.root.iter(qn("w:p")), 1):
@@ -152,7 +152,7 @@ class WordFile(PlainFile):
                     continue  # it is in a text box that is deleted
                 apart = map(qn, ("w:txbxContent", "w:footnote", "w:endnote"))
                 around = next(paragraph.iterancestors(*apart), None)
-                goes_on = False  # from the line above
+                goes_on, begins_item = False, _is_item(paragraph)  # goes on from the line above
                 for texts in _texts_in(paragraph, fields.setdefault(around, _Fields())):
                     if all(each.is_fixed or not each.text.strip() for each in texts):
                         goes_on = False
@@ -160,11 +160,13 @@ class WordFile(PlainFile):
                     line = _line_of(texts)
                     inner |= {lines} if goes_on else set()
                     lines += 1
+                    items |= {lines} if begins_item else set()
+                    begins_item = False
                     goes_on = not ends_as_sentence(line.text.rstrip())
                     yield _WordStretch(part, number, own_number, texts, line)
             if any(each.fills for each in fields.values()):
                 self._unended.append(part.title or "the document")
-        self.inner_breaks = inner
+        self.inner_breaks, self.items = inner, items
 
     def rewritten(self, text: str) -> bytes:
         roots = [part.root for part in self._package.parts]
@@ -229,6 +231,17 @@ def _texts_in(paragraph: Any, fields: _Fields) -> Iterator[list[_Text]]:
                 texts = []
     if texts:
         yield texts
+
+
+def _is_item(paragraph: Any) -> bool:
+    """Whether a paragraph has a number or a bullet, by itself or by a style for lists."""
+    from docx.oxml.ns import qn
+
+    numbered = paragraph.find(f"{qn('w:pPr')}/{qn('w:numPr')}/{qn('w:numId')}")
+    style = paragraph.find(f"{qn('w:pPr')}/{qn('w:pStyle')}")
+    if numbered is not None:
+        return str(numbered.get(qn("w:val"))) != "0"
+    return style is not None and str(style.get(qn("w:val"))).startswith("List")
 
 
 def _is_filled(run: Any, paragraph: Any) -> bool:
