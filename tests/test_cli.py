@@ -84,6 +84,8 @@ def test_the_prompt_may_come_from_standard_input(call: Call) -> None:
         (("--no-guard",), False),
         (("--show-drafts",), False),
         (("--max-tokens", "60"), False),
+        (("--max-tokens", "256"), False),
+        (("--guard",), True),
         (("--temperature", "0.01"), False),
         (("--delta", "0.01"), False),
         (("--prefix", "correct: "), False),
@@ -102,6 +104,20 @@ def test_a_text_is_corrected_as_correct_does_it_unless_asked_otherwise(
     assert done.out == (guarded if is_guarded else own)
     if is_guarded:
         assert call("--prompt", f"correct: {text.strip()}", *options).out == guarded
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (("--json",), "and --json asks for its own"),
+        (("--max-tokens", "256"), "and --max-tokens asks for its own"),
+        (("--prefix", "correct: "), "and --prefix asks for its own"),
+    ],
+)
+def test_a_guard_that_would_do_nothing_is_refused(
+    call: Call, options: tuple[str, ...], found: str
+) -> None:
+    call("--prompt", "He go home.", "--guard", *options).check_error(found)
 
 
 def test_standard_streams_may_be_closed(call: Call) -> None:

@@ -39,6 +39,10 @@ from .options import (
 from .report import list_kept
 from .terminal import footer, note
 
+UNGUARDED_OPTIONS = {  # that ask for a model's own output, whatever they say
+    *("show_drafts", "as_json", "delta", "prefix", "truncate", "max_source_length"),
+    *(each.name for each in fields(GenerationOptions) if each.name != "speculative"),
+}
 DEFAULT_PROMPT = SENTENCES_TO_CORRECT[0].removeprefix("correct: ")
 
 
@@ -101,7 +105,7 @@ def generate(
     decoder = options.load(processes.group if processes else None)
     if is_example:
         note(f"prompt: {prompt}")
-    if guard and not (processes or as_json or show_drafts) and _is_plain(decoder, options, wanted):
+    if guard and _can_guard(ctx, decoder, options, wanted):
         _print_guarded(decoder, prompt, speculative=wanted.speculative)
     else:
         source = decoder.fit(prompt)
@@ -113,14 +117,36 @@ def generate(
     terminal.give_tips()
 
 
-def _is_plain(
-    decoder: SpeculativeDecoder, options: DecoderOptions, wanted: GenerationOptions
+def _can_guard(
+    ctx: typer.Context,
+    decoder: SpeculativeDecoder,
+    options: DecoderOptions,
+    wanted: GenerationOptions,
 ) -> bool:
-    """Whether a model that corrects is to decode greedily, and in no way of its own."""
-    corrects = getattr(decoder.tokenizer, "corrects", None)
-    plain = GenerationOptions(speculative=wanted.speculative)
-    own = options.delta or options.prefix or options.truncate or options.max_source_length
-    return bool(corrects) and wanted == plain and not own
+    """Whether nothing asks for the model's own output; if --guard is given, nothing may."""
+    why = _own_because(ctx, decoder, options, wanted)
+    if why and is_given(ctx, "guard"):
+        raise ValueError(f"--guard is for what a model that corrects writes greedily, and {why}")
+    return why is None
+
+
+def _own_because(
+    ctx: typer.Context,
+    decoder: SpeculativeDecoder,
+    options: DecoderOptions,
+    wanted: GenerationOptions,
+) -> str | None:
+    """Say what asks for the model's own output, if anything does."""
+    if not getattr(decoder.tokenizer, "corrects", None):
+        return f"{options.name} does not say that it corrects: leave out --guard"
+    if terminal.process_group():
+        return "several processes share the target: leave out --guard"
+    for each in ctx.command.params:
+        if each.name in UNGUARDED_OPTIONS and is_given(ctx, each.name):
+            return f"{each.opts[0]} asks for its own: leave out one of the two"
+    if options.prefix or wanted != GenerationOptions(speculative=wanted.speculative):
+        return "the task has options of its own: leave out --task or --guard"
+    return None
 
 
 def _print_guarded(decoder: SpeculativeDecoder, prompt: str, *, speculative: bool) -> None:
