@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -183,6 +184,15 @@ def _remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
+
+
+def cache_folder() -> Path:
+    """Return the folder of what can be found out again, if it is deleted."""
+    try:
+        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # a user without a home, as in some containers
+        root = tempfile.gettempdir()
+    return Path(root) / "speculative_t5"
 
 
 def is_special(name: str) -> bool:

@@ -29,8 +29,9 @@ from speculative_t5.decoding.outcomes import (
     MAX_DRAFT,
     Outcome,
 )
+from speculative_t5.files import cache_folder
 from speculative_t5.generation import GenerationOptions
-from speculative_t5.generation.schedule_store import ScheduleFile, cache_folder, stored
+from speculative_t5.generation.schedule_store import ScheduleFile, stored
 
 import mlx.core as mx
 import numpy as np
@@ -227,7 +228,7 @@ def test_a_batch_is_guessed_to_pay_for_each_row() -> None:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for what is learned."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return cache_folder()
+    return cache_folder() / "draft-lengths"
 
 
 def test_what_was_learned_is_kept_by_models_options_and_hardware(

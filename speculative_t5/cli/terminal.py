@@ -23,7 +23,8 @@ from ..checkpoints import Download, announce_downloads
 from ..decoding import FinishReason, Origin, Stats
 from ..distributed import ProcessGroup, found_processes, is_launched
 from ..errors import escaped, shown
-from ..generation import ORIGIN_MEANINGS, Chunk, cache_folder
+from ..files import cache_folder
+from ..generation import ORIGIN_MEANINGS, Chunk
 from ..kernels import native_parts
 from ..tokenizers import Source
 
@@ -221,7 +222,7 @@ def give_tips() -> None:
     """Say on a terminal what would make decoding faster on this machine, once a day."""
     if not is_terminal(sys.stderr) or os.environ.get(TIPS_SWITCH) == "0" or not tips():
         return
-    stamp = cache_folder().parent / "tips-given"
+    stamp = cache_folder() / "tips-given"
     with contextlib.suppress(OSError):  # not given yet
         if time.time() - stamp.stat().st_mtime < SECONDS_OF_A_DAY:
             return

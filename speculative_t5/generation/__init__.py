@@ -36,6 +36,5 @@ from .records import (
     as_record,
     outcome_of,
 )
-from .schedule_store import cache_folder
 from .steady import rows_are_alike, steady_width
 from .tokens import ORIGIN_MEANINGS, Token

@@ -4,9 +4,7 @@ import atexit
 import contextlib
 import hashlib
 import json
-import os
 import platform
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from .. import device, libraries
 from .._version import __version__
 from ..decoding import GUESSED, LENGTHS, LONGEST_RUN, AdaptiveSchedule
 from ..device import MLX_VERSION
-from ..files import write_whole
+from ..files import cache_folder, write_whole
 from ..kernels import native_parts
 
 
@@ -63,18 +61,9 @@ def stored(*settings: object, shares: Sequence[float] = (1.0,)) -> AdaptiveSched
     hardware = (platform.machine(), *names, device, libraries.num_threads())
     code = (__version__, MLX_VERSION, native_parts())
     digest = hashlib.sha256(repr((code, hardware, settings, shares)).encode()).hexdigest()
-    folder = cache_folder()
+    folder = cache_folder() / "draft-lengths"
     with contextlib.suppress(OSError):  # then nothing is kept
         folder.mkdir(parents=True, exist_ok=True)
     schedule = ScheduleFile(folder / f"{digest[:32]}.json", shares).schedule()
     atexit.register(schedule.keep)
     return schedule
-
-
-def cache_folder() -> Path:
-    """Return the folder of what schedules have learned; what is deleted is learned again."""
-    try:
-        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:  # a user without a home, as in some containers
-        root = tempfile.gettempdir()
-    return Path(root) / "speculative_t5" / "draft-lengths"
