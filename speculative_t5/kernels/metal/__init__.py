@@ -1,0 +1,1 @@
+"""Products and attention of few rows on Metal by kernels of our own."""

@@ -1,0 +1,127 @@
+"""T5's attention of few queries on Metal in one kernel, each query by itself.
+
+The kernels are in attention.metal; here they are put together for `mx.fast.metal_kernel`. The bits
+of a query depend neither on the other queries nor on the room for positions.
+"""
+
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import mlx.core as mx
+
+from .products import LANES
+
+ATTENTION = resources.files(__package__).joinpath("attention.metal").read_text("utf-8")
+SIMDGROUPS = 4  # of a threadgroup, as attention.metal has them
+MAX_HEAD = 128
+
+SELF = """
+const int place = offsets[offsets_shape[0] > 1 ? batch : 0] + number % length;
+const int reach = table_shape[1] / 2;
+const int keys = min(place + 1, positions);
+"""
+SELF_SCORE = "+ static_cast<float>(table[head * table_shape[1] + max(key - place, -reach) + reach])"
+CROSS = """
+const int keys = positions;
+"""
+MASK_SCORE = "+ static_cast<float>(mask[batch * positions + key])"
+
+BODY = """
+const int batches = cache_shape[1], heads = cache_shape[2], positions = cache_shape[3];
+const int length = queries_shape[1], width = queries_shape[2];
+const int head = threadgroup_position_in_grid.y, number = threadgroup_position_in_grid.z;
+const int batch = number / length, lane = thread_index_in_simdgroup;
+const int part = simdgroup_index_in_threadgroup;
+{keys}
+const size_t first = static_cast<size_t>(number) * width + head * SIZE;
+float query[Seen<SIZE>::OWN];
+for (int i = 0; i < Seen<SIZE>::OWN; i++)
+  query[i] = lane + i * LANES < SIZE
+      ? static_cast<float>(queries[first + lane + i * LANES])
+      : 0.0f;
+const size_t row = static_cast<size_t>(batch * heads + head) * positions;
+const size_t values = static_cast<size_t>(batches) * heads * positions;
+Seen<SIZE> seen;
+seen.begin();
+for (int key = part; key < keys; key += SIMDGROUPS) {{
+  float score = product<T, SIZE>(query, cache + (row + key) * SIZE, lane) {score};
+  seen.add(score, cache + (values + row + key) * SIZE, lane);
+}}
+threadgroup float bests[SIMDGROUPS], totals[SIMDGROUPS], found[SIMDGROUPS][SIZE];
+for (int i = 0; i < Seen<SIZE>::OWN; i++)
+  if (lane + i * LANES < SIZE)
+    found[part][lane + i * LANES] = seen.values[i];
+if (lane == 0) {{
+  bests[part] = seen.best;
+  totals[part] = seen.total;
+}}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+float best = bests[0];
+for (int i = 1; i < SIMDGROUPS; i++)
+  best = max(best, bests[i]);
+for (int own = thread_index_in_threadgroup; own < SIZE; own += LANES * SIMDGROUPS) {{
+  float sum = 0.0f, total = 0.0f;
+  for (int i = 0; i < SIMDGROUPS; i++) {{
+    const float share = totals[i] > 0.0f ? exp(bests[i] - best) : 0.0f;
+    sum = fma(found[i][own], share, sum);
+    total = fma(totals[i], share, total);
+  }}
+  y[(static_cast<size_t>(number) * heads + head) * SIZE + own] = static_cast<T>(sum / total);
+}}
+"""
+
+
+def self_attention(
+    queries: mx.array, cache: mx.array, table: mx.array, offsets: mx.array
+) -> mx.array:
+    """Attend from new positions to those up to themselves.
+
+    Args:
+        queries: (B, L, W), of which the first H * D numbers are queries of all heads.
+        cache: Keys and values (2, B, H, T, D), the new ones written.
+        table: Bias by relative position (H, 2 * max_distance + 1), see `PositionBias.tables`.
+        offsets: Position of each row's first query, (B,) or (1,) int32.
+
+    Returns:
+        (B, L, H * D), in the type of the queries.
+    """
+    return _attend({"queries": queries, "cache": cache, "table": table, "offsets": offsets})
+
+
+def cross_attention(queries: mx.array, source: mx.array, mask: mx.array | None) -> mx.array:
+    """Attend from positions (P, L, W) to keys and values of sources (2, P, H, T, D).
+
+    `mask` is added to the scores, (P, 1, 1, T); the result is as of `self_attention`.
+    """
+    inputs = {"queries": queries, "cache": source}
+    return _attend(inputs if mask is None else inputs | {"mask": mask})
+
+
+def _attend(inputs: dict[str, mx.array]) -> mx.array:
+    queries = inputs["queries"]
+    rows, length, _ = queries.shape
+    _, _, heads, _, size = inputs["cache"].shape
+    y: mx.array
+    (y,) = _attention_kernel((*inputs,))(
+        inputs=[*inputs.values()],
+        template=[("T", queries.dtype), ("SIZE", size)],
+        grid=(LANES * SIMDGROUPS, heads, rows * length),
+        threadgroup=(LANES * SIMDGROUPS, 1, 1),
+        output_shapes=[(rows, length, heads * size)],
+        output_dtypes=[queries.dtype],
+    )
+    return y
+
+
+@cache
+def _attention_kernel(names: tuple[str, ...]) -> Any:
+    keys, score = (SELF, SELF_SCORE) if "table" in names else (CROSS, "")
+    score += MASK_SCORE if "mask" in names else ""
+    return mx.fast.metal_kernel(
+        name="_".join(["attention", *names[2:]]),
+        input_names=names,
+        output_names=["y"],
+        header=ATTENTION,
+        source=BODY.format(keys=keys, score=score),
+    )
