@@ -348,7 +348,7 @@ def test_only_failures_change_the_exit_code(call: Call, monkeypatch: pytest.Monk
         assert lines[0] == "speculative_t5 doctor: correct-base, drafts by correct-small"
         assert [line.split()[0] for line in lines[2:-2] if line[:1] != " "] == NAMES
         assert f"rows      {status.ljust(7)}  see" in done.out  # the path may need another line
-        assert ("1 of 9 checks failed in 0 s: rows" in lines[-1]) == (status == "failed")
+        assert ("1 of 10 checks failed in 0 s: rows" in lines[-1]) == (status == "failed")
         assert max(map(len, lines)) <= 80
 
 

@@ -13,6 +13,7 @@ from .report import as_markdown
 ALL_CHECKS = (
     Check(environment.versions, "the versions of what is installed; MLX is new enough"),
     Check(environment.device, "what MLX computes on, its memory and its limits"),
+    Check(environment.kernels, "which kernels for Metal this machine uses, and why", loads=True),
     Check(arithmetic.float32, "matrix products and attention in float32 are not rounded to TF32"),
     Check(
         arithmetic.logits, "models of every family compute here what they compute on a plain CPU"

@@ -1,8 +1,9 @@
-"""Checks of what is installed, `versions`, and of what MLX runs on, `device`."""
+"""Checks of what is installed, `versions`, of what MLX runs on, `device`, and of `kernels`."""
 
 import os
 import platform
 import re
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -11,8 +12,9 @@ import mlx.core as mx
 from .. import device as machine
 from .. import libraries
 from .._version import __version__
-from ..checkpoints import dtype_name
-from ..kernels import native_parts
+from ..checkpoints import dtype_name, load
+from ..kernels import chosen_for_metal, native_parts, on_metal
+from ..models import CompiledModel
 from .checks import Finding, Subject
 
 # Of `mx.device_info`; others identify this one machine.
@@ -85,6 +87,22 @@ def device(subject: Subject) -> Finding:
         f"{details['default_dtype']} by default: {reason}",
     ]
     return Finding("device", "ok", found, notes, details)
+
+
+def kernels(subject: Subject) -> Finding:
+    """Report which kernels of ours this machine uses for the target, and why."""
+    if not on_metal():
+        return Finding("kernels", "ok", "MLX does not compute on Metal, which they are for")
+    model = load(subject.model, dtype=subject.dtype)[0]
+    found = chosen_for_metal(model) if isinstance(model, CompiledModel) else {}
+    used = sum(choice.taken for choice in found.values())
+    return Finding(
+        "kernels",
+        "ok",
+        f"{used} of {len(found)} are used here",
+        [f"{key}: {choice.reason}" for key, choice in found.items()],
+        {key: asdict(choice) for key, choice in found.items()},
+    )
 
 
 def memory() -> int:

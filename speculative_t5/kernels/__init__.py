@@ -1,20 +1,26 @@
-"""Faster layers for CPUs; `accelerate` is the door.
+"""Faster layers for CPUs and for Metal; `accelerate` is the door.
 
-They are there on Linux, where the C parts were built; without them everything works. The plain MLX
-layers of `models` are the reference.
+Those for CPUs are there on Linux, where the C parts were built; Macs choose theirs (`metal`).
+Without them everything works. The plain MLX layers of `models` are the reference.
 """
+
+from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from .. import device
 from ..libraries import NATIVE_SWITCH
-from ..models import EncoderDecoder, SharingDraft, TextEncoder
+from ..models import CompiledModel, EncoderDecoder, SharingDraft, TextEncoder
 from . import layers
 from .extension import native_parts as native_parts
+
+if TYPE_CHECKING:
+    from .metal import Choice
 
 MATRICES = nn.Linear, nn.Embedding, nn.QuantizedLinear, nn.QuantizedEmbedding
 PARTNERS = {"scales": "biases", "biases": "scales"}  # a product takes both in one type
@@ -27,6 +33,19 @@ def takes_stored() -> bool:
     """
     is_off = os.environ.get(NATIVE_SWITCH) == "0"
     return device.on_cpu() and layers.library is not None and not is_off
+
+
+def on_metal() -> bool:
+    """Whether MLX computes on Metal, and kernels of ours may."""
+    is_off = os.environ.get(NATIVE_SWITCH) == "0"
+    return not device.on_cpu() and mx.metal.is_available() and not is_off
+
+
+def chosen_for_metal(model: CompiledModel) -> dict[str, Choice]:
+    """Return what this Mac chooses for each kernel of ours that a model has a use for, by name."""
+    from .metal import kernel_choices
+
+    return kernel_choices(model)
 
 
 def takes_quantized(bits: int, group_size: int) -> bool:
@@ -55,7 +74,7 @@ def kept_types(
 
 
 def accelerate(model: EncoderDecoder | SharingDraft | TextEncoder) -> None:
-    """Make a model's modules faster ones where MLX computes on a CPU, by changing their classes.
+    """Make a model's modules faster ones where there are such, by changing their classes.
 
     To be called before the first generation, or followed by `model.recompile()`. Outputs stay
     within float32 rounding, those of quantized models within what docs/converting.md says. Layers
@@ -65,6 +84,10 @@ def accelerate(model: EncoderDecoder | SharingDraft | TextEncoder) -> None:
     """
     if model.dtype == mx.float32 and takes_stored():
         accelerate_modules(model)  # those that a draft shares are its target's
+    elif on_metal() and isinstance(model, CompiledModel):
+        from .metal import accelerate_on_metal
+
+        accelerate_on_metal(model)
 
 
 def accelerate_modules(model: nn.Module) -> None:

@@ -19,8 +19,9 @@ from .config import (
     is_t5gemma,
     read_size,
 )
-from .encoder_decoder import CompiledFunctions, EncoderDecoder
+from .encoder_decoder import CompiledFunctions, CompiledModel, EncoderDecoder
 from .layer_copies import copy_layers
+from .position_bias import position_biases
 from .quantization import (
     QUANTIZATION_CONFIG,
     Packing,

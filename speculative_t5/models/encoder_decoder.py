@@ -39,6 +39,7 @@ class DecoderStack(nn.Module, ABC):
     """The decoder's layers of a family; its last normalization is applied by `t5.Head`."""
 
     head_size: int
+    pads_heads = True  # whether attention is MLX's, which has fast kernels for some sizes
     layers: list[Any]
     norm: nn.RMSNorm
 
@@ -129,7 +130,7 @@ class CompiledDecoder:
         self.decoder = model.decoder  # what runs
         size = self.decoder.head_size
         wider = next((each for each in HEAD_SIZES if each >= size), size)
-        if wider > size and not device.on_cpu():
+        if wider > size and not device.on_cpu() and self.decoder.pads_heads:
             self.decoder = self.decoder.padded(wider)
         self.start_token = model.config.decoder_start_token_id
         self.depth = model.config.num_decoder_layers

@@ -283,6 +283,14 @@ class Head(nn.Module):
         """Keep logits within the cap, if there is one."""
         return logits if self.cap is None else mx.tanh(logits / self.cap) * self.cap
 
+    def project(self, x: mx.array, output: nn.Module, size: int) -> mx.array:
+        """Return the product of (B, L, d_model) with the output matrix, of the first `size` ids."""
+        if isinstance(output, nn.Linear | nn.Embedding) and "bias" not in output:
+            return x @ output.weight[:size].T  # no others are computed
+        project = output.as_linear if hasattr(output, "as_linear") else output
+        logits: mx.array = project(x)[..., :size]
+        return logits
+
     def __call__(
         self, kind: HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
     ) -> mx.array:
@@ -291,12 +299,7 @@ class Head(nn.Module):
         Those are (B, L) as `best` finds them, or (B, L, 2) as `best_logprobs` does.
         """
         x = norm(x) if self.scale == 1 else norm(x) * self.scale
-        if isinstance(output, nn.Linear | nn.Embedding) and "bias" not in output:
-            logits: mx.array = x @ output.weight[:size].T  # no others are computed
-        else:
-            project = output.as_linear if hasattr(output, "as_linear") else output
-            logits = project(x)[..., :size]
-        logits = self.capped(logits)
+        logits = self.capped(self.project(x, output, size))
         if kind == "logits":
             return logits
         return best(logits) if kind == "argmax" else best_logprobs(logits)

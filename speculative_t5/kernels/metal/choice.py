@@ -1,0 +1,138 @@
+"""Whether a kernel of ours is used on this machine: where it is right here, and faster.
+
+A kernel that is used is used for 1 to MAX_ROWS rows, so that a token has the same bits in a pass of
+its own and in one that verifies it. It has to save a share of the time of such a pair of passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+
+import mlx.core as mx
+
+from ..._version import __version__
+from ...device import MLX_VERSION, chip
+from ...errors import first_line
+from ...files import cache_folder, write_whole
+
+ROWS = (1, 2, 4, 6, 9, 16)  # at which a kernel is tried
+MAX_ROWS = ROWS[-1]
+GAIN = 0.95  # of the time of MLX's operations, which ours may take at most
+SLOWEST = 1.05  # that a pass over one row may become, as in plain decoding
+CHAIN, REPEATS = 16, 3  # operations that wait for each other, and how often their time is taken
+SHORTEST_CHAIN, BYTES_OF_CHAIN = 2, 2**28  # fewer are timed where each reads much
+# Of the largest number of a product: what rounding of sums in another order may change.
+ROUNDING = {mx.float32: 2e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}
+
+Operation = Callable[[mx.array, int], mx.array]  # of rows, with one of several matrices
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether a kernel is used, and why."""
+
+    taken: bool
+    reason: str
+    speeds: dict[str, float] = field(default_factory=dict)  # over MLX's, by number of rows
+
+
+def judge_kernel(
+    ours: Operation,
+    theirs: Operation,
+    rows: Callable[[int], mx.array],
+    *,
+    size: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Choice:
+    """Try a kernel beside MLX's operations.
+
+    Whatever goes wrong in it is a reason not to use it.
+
+    Args:
+        ours: The kernel, on rows (M, K) of any number.
+        theirs: The same by MLX.
+        rows: Makes this many rows.
+        size: Bytes that an operation reads.
+        clock: Seconds.
+    """
+    chain = max(SHORTEST_CHAIN, min(CHAIN, BYTES_OF_CHAIN // max(size, 1)))
+    try:
+        for count in ROWS:
+            if fault := _fault(ours, theirs, rows(count)):
+                return Choice(False, fault)
+        seconds = {count: _chain_seconds(ours, theirs, rows(count), chain, clock) for count in ROWS}
+    except Exception as error:  # noqa: BLE001  (of a compiler or driver that nobody has tried)
+        return Choice(False, f"it failed: {first_line(error)}")
+    speeds = {str(count): round(mlx / own, 3) for count, (own, mlx) in seconds.items()}
+    pair = [seconds[1][i] + fmean(seconds[count][i] for count in ROWS[1:]) for i in (0, 1)]
+    if seconds[1][0] > SLOWEST * seconds[1][1]:
+        return Choice(False, f"a row takes {seconds[1][0] / seconds[1][1]:.2f} times MLX's", speeds)
+    if pair[0] > GAIN * pair[1]:
+        return Choice(False, f"it is {pair[1] / pair[0]:.2f} times as fast as MLX's", speeds)
+    return Choice(True, f"{pair[1] / pair[0]:.2f} times as fast as MLX's", speeds)
+
+
+def _fault(ours: Operation, theirs: Operation, x: mx.array) -> str | None:
+    """Say what is wrong with a kernel's results, if anything is."""
+    found, wanted = ours(x, 0), theirs(x, 0).astype(mx.float32)
+    apart = float(mx.abs(found.astype(mx.float32) - wanted).max())
+    most = ROUNDING[found.dtype] * float(mx.abs(wanted).max())
+    if not apart <= most:
+        return f"{len(x)} rows are wrong: {apart:.3g} from MLX's, and rounding is {most:.3g}"
+    single = mx.concatenate([ours(x[i : i + 1], 0) for i in range(len(x))])
+    if not mx.array_equal(found, single):
+        return f"{len(x)} rows have other bits than each of them alone"
+    return None
+
+
+def _chain_seconds(
+    ours: Operation, theirs: Operation, x: mx.array, length: int, clock: Callable[[], float]
+) -> tuple[float, float]:
+    """Return the least seconds of a chain of each, taken in turns."""
+
+    def chain(operation: Operation) -> float:
+        y, began = x, clock()
+        for i in range(length):
+            # The next one waits for this one; calls that do not depend on each other overlap.
+            y = mx.maximum(x, operation(y, i)[:, :1])
+        mx.eval(y)
+        return clock() - began
+
+    turns = [(chain(ours), chain(theirs)) for _ in range(REPEATS + 1)][1:]
+    own, mlx = (min(times) for times in zip(*turns, strict=True))
+    return max(own, 1e-9), max(mlx, 1e-9)
+
+
+class Choices:
+    """What was chosen on this machine, kept for later processes; what is deleted is tried again."""
+
+    def __init__(self, source: str) -> None:
+        """Read what was chosen for kernels of this source."""
+        kind = repr((__version__, MLX_VERSION, chip(mx.gpu), source)).encode()
+        folder = cache_folder() / "kernels"
+        self._path = folder / f"{hashlib.sha256(kind).hexdigest()[:32]}.json"
+        self._made: dict[str, Choice] = {}
+        with contextlib.suppress(
+            OSError, ValueError, TypeError, AttributeError
+        ):  # then all are tried again
+            kept = json.loads(self._path.read_bytes())
+            self._made = {key: Choice(**choice) for key, choice in kept.items()}
+
+    def of(self, key: str, judged: Callable[[], Choice]) -> Choice:
+        """Return what was chosen for a key, or try it."""
+        if key not in self._made:
+            self._made[key] = judged()
+            kept = json.dumps({key: asdict(each) for key, each in self._made.items()})
+            with contextlib.suppress(OSError):  # then each process tries for itself
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(self._path, kept.encode())
+        return self._made[key]
+
+    def __iter__(self) -> Iterator[tuple[str, Choice]]:
+        return iter(self._made.items())

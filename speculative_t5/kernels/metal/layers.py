@@ -1,0 +1,149 @@
+"""T5's decoder for few rows on Metal, with our kernels where this machine's choice is to use them.
+
+The modules differ from the plain ones in their classes alone. What has more than MAX_ROWS rows, and
+a product whose kernel was not chosen, is computed as there.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...models import t5, write
+from .attention import MAX_HEAD, cross_attention, self_attention
+from .choice import MAX_ROWS
+from .products import FUSED_ACTIVATIONS, GROUPS, Matrix, Norm, product
+
+TYPES = (mx.float16, mx.bfloat16, mx.float32)
+
+taken: set[str] = set()  # keys of the kernels that are used
+
+
+class FewRowsLayer(t5.DecoderLayer):
+    """A layer of the decoder in eight kernels, and those that write to the cache."""
+
+    def __call__(
+        self,
+        x: mx.array,
+        bias: t5.Bias,
+        cache: mx.array | None,
+        source: mx.array,
+        padding: t5.Padding | None,
+    ) -> tuple[mx.array, mx.array]:
+        batch, length, width = x.shape
+        if cache is None or batch * length > MAX_ROWS or not is_plain(self):
+            return super().__call__(x, bias, cache, source, padding)
+        own, cross = self.self_attention, self.cross_attention
+        rows = x.reshape(-1, width)
+        qkv = multiplied(rows, own.qkv, norm=self.self_norm).reshape(batch, length, -1)
+        heads = t5.split_heads(qkv, 3, own.num_heads)
+        cache = write(cache, heads[1:], bias.offsets)
+        if attention_key(x.dtype, cache) in taken:
+            found = self_attention(qkv, cache, bias.table, bias.offsets)
+        else:
+            keys, values = cache
+            found = t5.join_heads(t5.attend(heads[0], keys, values, bias.scores))
+        rows = multiplied(found.reshape(len(rows), -1), own.out, added=rows)
+
+        grouped = multiplied(rows, cross.q, norm=self.cross_norm)
+        grouped = grouped.reshape(source.shape[1], -1, grouped.shape[1])
+        if attention_key(x.dtype, source) in taken:
+            found = cross_attention(grouped, source, None if padding is None else padding.mask)
+        else:
+            (queries,) = t5.split_heads(grouped, 1, cross.num_heads)
+            keys, values = source
+            mask = None if padding is None else padding.scores
+            found = t5.join_heads(t5.attend(queries, keys, values, mask))
+        rows = multiplied(found.reshape(len(rows), -1), cross.out, added=rows)
+
+        feed = self.feed_forward
+        if feed.activation in FUSED_ACTIVATIONS and product_key(feed.wi) in taken:
+            hidden = multiplied(
+                rows,
+                feed.wi,
+                norm=self.feed_forward_norm,
+                activation=feed.activation,
+                gated=feed.gated,
+            )
+        else:
+            hidden = feed.hidden(self.feed_forward_norm(rows))
+        return multiplied(hidden, feed.wo, added=rows).reshape(x.shape), cache
+
+
+class FewRowsHead(t5.Head):
+    def project(self, x: mx.array, output: nn.Module, size: int) -> mx.array:
+        rows = x.reshape(-1, x.shape[-1])
+        if len(rows) > MAX_ROWS or product_key(output) not in taken:
+            return super().project(x, output, size)
+        return multiplied(rows, output)[:, :size].reshape(*x.shape[:-1], size)
+
+
+FEW_ROWS_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
+    t5.DecoderLayer: FewRowsLayer,
+    t5.Head: FewRowsHead,
+}
+
+
+def multiplied(
+    rows: mx.array,
+    module: nn.Module,
+    *,
+    norm: nn.RMSNorm | None = None,
+    added: mx.array | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+) -> mx.array:
+    """Return the product of rows (M, K) with a module's matrix, by the kernel if it is used."""
+    matrix = matrix_of(module)
+    if matrix is not None and product_key(module) in taken and matrix.dtype == rows.dtype:
+        before = None if norm is None else Norm(norm.weight, norm.eps)
+        return product(rows, matrix, norm=before, added=added, activation=activation, gated=gated)
+    normed = rows if norm is None else norm(rows)
+    y: mx.array = module(normed)
+    return y if added is None else added + y
+
+
+def matrix_of(module: nn.Module) -> Matrix | None:
+    """Return a module's matrix as kernels take it; None if they cannot."""
+    if "bias" in module:
+        return None
+    if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
+        known = module.mode == "affine" and module.bits in (4, 8) and module.group_size in GROUPS
+        parts = module.weight, module.scales, module.biases, module.bits, module.group_size
+        return Matrix(*parts) if known and module.scales.dtype in TYPES else None
+    if type(module) in (nn.Linear, nn.Embedding) and module.weight.dtype in TYPES:
+        return Matrix(module.weight)
+    return None
+
+
+def product_key(module: nn.Module) -> str | None:
+    """Return by what kernels for a module's matrix are chosen."""
+    matrix = matrix_of(module)
+    if matrix is None:
+        return None
+    outputs, inputs = matrix.shape
+    packed = f", {matrix.bits} bits in groups of {matrix.group_size}" if matrix.bits else ""
+    return f"product {outputs} x {inputs}, {dtype_word(matrix.dtype)}{packed}"
+
+
+def attention_key(dtype: mx.Dtype, cache: mx.array) -> str | None:
+    size = cache.shape[-1]
+    fits = cache.dtype == dtype and size <= MAX_HEAD
+    return f"attention, {cache.shape[2]} heads of {size}, {dtype_word(dtype)}" if fits else None
+
+
+def dtype_word(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def is_plain(layer: t5.DecoderLayer) -> bool:
+    """Whether nothing in a layer is wrapped or replaced."""
+    kinds = {
+        "self_attention": t5.SelfAttention,
+        "cross_attention": t5.CrossAttention,
+        "feed_forward": t5.FeedForward,
+        "self_norm": nn.RMSNorm,
+        "cross_norm": nn.RMSNorm,
+        "feed_forward_norm": nn.RMSNorm,
+    }
+    return all(type(layer[name]) is kind for name, kind in kinds.items())

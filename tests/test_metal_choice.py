@@ -1,0 +1,209 @@
+"""Which kernels a machine with Metal uses, and a decoder that uses them; the CPU runs them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from speculative_t5.doctor import Subject, environment
+from speculative_t5.files import cache_folder
+from speculative_t5.kernels import metal
+from speculative_t5.kernels.metal import attention, layers, products
+from speculative_t5.kernels.metal.choice import (
+    CHAIN,
+    REPEATS,
+    ROWS,
+    Choice,
+    Choices,
+    judge_kernel,
+)
+from speculative_t5.models import T5, T5Config
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from metal import interpreter
+
+pytestmark = pytest.mark.cpu
+WEIGHT = mx.random.normal((8, 8), key=mx.random.key(0))
+
+
+@pytest.fixture(autouse=True)
+def nothing_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+class Machine:
+    """A device on which operations take a stated time, by number of rows."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.now, self.calls = 0.0, 0
+        self._seconds = seconds
+
+    def ours(self, x: mx.array, _: int) -> mx.array:
+        self.now += self._seconds[len(x)]
+        return mx.stack([row @ WEIGHT.T for row in x])
+
+    def theirs(self, x: mx.array, _: int) -> mx.array:
+        self.now, self.calls = self.now + 1.0, self.calls + 1
+        return x @ WEIGHT.T
+
+    def judge(self, ours: Any = None) -> Choice:
+        return judge_kernel(ours or self.ours, self.theirs, rows, clock=lambda: self.now)
+
+
+def rows(count: int) -> mx.array:
+    return mx.random.normal((count, 8), key=mx.random.key(1))
+
+
+@pytest.mark.parametrize(
+    ("one", "several", "taken", "reason"),
+    [
+        (1.0, 0.5, True, "1.33 times as fast as MLX's"),
+        (0.5, 1.0, True, "1.33 times"),
+        (1.04, 0.8, True, "1.09 times"),
+        (1.0, 0.95, False, "it is 1.03 times as fast as MLX's"),
+        (1.1, 0.1, False, "a row takes 1.10 times MLX's"),
+        (1.0, 1.5, False, "it is 0.80 times"),
+    ],
+)
+def test_a_kernel_is_used_where_it_is_faster(
+    one: float, several: float, taken: bool, reason: str
+) -> None:
+    choice = Machine({1: one} | dict.fromkeys(ROWS[1:], several)).judge()
+    assert (choice.taken, choice.reason.startswith(reason)) == (taken, True), choice.reason
+    assert choice.speeds["1"] == round(1 / one, 3) and choice.speeds["16"] == round(1 / several, 3)
+
+
+def test_large_matrices_are_timed_less_often() -> None:
+    calls = {}
+    for size in (0, 2**24, 2**26, 2**40):
+        machine = Machine(dict.fromkeys(ROWS, 0.5))
+        assert judge_kernel(machine.ours, machine.theirs, rows, size=size, clock=lambda: 0).speeds
+        calls[size] = machine.calls - len(ROWS)  # one of each is compared
+    per_chain = {size: count / len(ROWS) / (REPEATS + 1) for size, count in calls.items()}
+    assert per_chain == {0: CHAIN, 2**24: CHAIN, 2**26: 4, 2**40: 2}
+
+
+def test_a_kernel_that_is_wrong_or_fails_is_not_used() -> None:
+    machine = Machine(dict.fromkeys(ROWS, 0.1))
+
+    def apart(x: mx.array, i: int) -> mx.array:
+        return machine.ours(x, i) + (1e-3 if len(x) == 4 else 0)
+
+    def nothing(x: mx.array, i: int) -> mx.array:
+        return machine.ours(x, i) * mx.nan
+
+    def of_all_rows(x: mx.array, i: int) -> mx.array:
+        return machine.ours(x, i) * (1 + 1e-6 * (len(x) == 9))
+
+    def failing(x: mx.array, i: int) -> mx.array:
+        raise RuntimeError("[metal::Device] Unable to build metal library\nfrom source")
+
+    found = [machine.judge(each) for each in (apart, nothing, of_all_rows, failing)]
+    assert not any(choice.taken or choice.speeds for choice in found)
+    reasons = (
+        "4 rows are wrong",
+        "1 rows are wrong",
+        "9 rows have other bits",
+        "it failed: [metal",
+    )
+    assert all(a.reason.startswith(b) for a, b in zip(found, reasons, strict=True)), found
+    assert "\n" not in found[3].reason
+
+
+def test_choices_are_kept_for_each_source() -> None:
+    good = Choice(True, "twice as fast", {"1": 2.0})
+    first = Choices("source")
+    assert first.of("a", lambda: good) == good
+
+    def untried() -> Choice:
+        raise AssertionError
+
+    assert Choices("source").of("a", untried) == good
+    assert [*Choices("source")] == [("a", good)] and not [*Choices("other source")]
+    (path,) = (cache_folder() / "kernels").glob("*.json")
+    for damaged in ("{", "[]", '{"a": 1}', json.dumps({"a": {"other": 1}})):
+        path.write_text(damaged)
+        assert Choices("source").of("a", lambda: good) == good
+        assert [*Choices("source")] == [("a", good)]
+
+
+def test_doctor_tells_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = T5(T5Config(32, 16, 64, 2, 1, 1, vocab_size=40))
+    monkeypatch.setattr(environment, "on_metal", lambda: True)
+    monkeypatch.setattr(environment, "load", lambda *_, **__: (model, None))
+    found = iter([Choice(True, "twice as fast", {"1": 2.0})] * 4)
+    refused = Choice(False, "it failed: no such function")
+    monkeypatch.setattr(metal, "judge_kernel", lambda *_, **__: next(found, refused))
+    told = environment.kernels(Subject("a folder"))
+    assert told.reason == f"4 of {len(told.notes)} are used here" and len(told.notes) == 6
+    assert told.notes[0] == "product 96 x 32, float32: twice as fast"
+    assert told.notes[-1].startswith("attention, 2 heads of 16, float32: it failed")
+    assert told.details["product 96 x 32, float32"]["speeds"] == {"1": 2.0}
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[interpreter.Kernel]]:
+    """Take all kernels, and let the CPU run them; these are they."""
+    made: list[interpreter.Kernel] = []
+
+    def kernel(**described: Any) -> interpreter.Kernel:
+        made.append(interpreter.Kernel(**described))
+        made[-1].orders = [interpreter.BY_CHANCE]
+        return made[-1]
+
+    monkeypatch.setattr(mx.fast, "metal_kernel", kernel)
+    monkeypatch.setattr(metal, "judge_kernel", lambda *_, **__: Choice(True, ""))
+    monkeypatch.setattr(layers, "taken", set())
+    mx.disable_compile()
+    caches = attention._attention_kernel, products._product_kernel
+    for each in caches:
+        each.cache_clear()
+    yield made
+    mx.enable_compile()
+    for each in caches:
+        each.cache_clear()
+
+
+@pytest.mark.skipif(interpreter.COMPILER is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        (mx.float32, {}),
+        (mx.float16, {"gated": True, "activation": "gelu_new", "own_head": True}),
+        (mx.float32, {"gated": True, "activation": "gelu", "bits": 8}),
+    ],
+)
+def test_a_decoder_with_kernels_computes_as_without(
+    forced: list[interpreter.Kernel], dtype: mx.Dtype, kind: dict[str, Any]
+) -> None:
+    mx.random.seed(3)
+    bits = kind.pop("bits", 0)
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "vocab_size": 40}
+    model = T5(T5Config(**sizes, num_layers=1, num_decoder_layers=2, **kind))
+    model.set_dtype(dtype)
+    if bits:
+        nn.quantize(model.decoder, 32, bits)
+
+    def logits(prompts: list[list[int]]) -> mx.array:
+        session, _ = model.start(prompts)
+        passes = [session.step(mx.array([tokens] * len(prompts))) for tokens in ([0], [3, 4, 5])]
+        return mx.concatenate(passes, axis=1)
+
+    prompts = [[5, 6, 7, 1]], [[5, 6, 7, 1], [8, 1]]
+    plain = [logits(each) for each in prompts]
+    metal.accelerate_on_metal(model)
+    model.recompile()
+    assert not forced, "nothing has run yet"
+    for wanted, each in zip(plain, prompts, strict=True):
+        found = logits(each)
+        assert mx.allclose(found, wanted, rtol=0, atol=1e-5 if dtype == mx.float32 else 4e-3)
+    names = {kernel.name for kernel in forced if kernel.calls}
+    packed = "_8_32_scales_biases" if bits else ""
+    normed, added = f"product{packed}_norm_weight_epsilon", f"product{packed}_added"
+    assert names >= {"attention_table_offsets", "attention_mask", normed, added}, names
+    # A token in a pass of several has the bits that it has in its own.
+    session, _ = model.start(prompts[0])
+    single = [session.step(mx.array([[token]])) for token in (0, 3, 4, 5)]
+    assert mx.array_equal(mx.concatenate(single, axis=1), logits(prompts[0]))
