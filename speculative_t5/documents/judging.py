@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from .rewriting import RewriteOptions
 
 MOST_LOST, MOST_ADDED = 1, 2  # words that a change may leave out, or add
+# Letters of a word that is left out without one in its place. Articles, prepositions and the like
+# have no more, and what has more is rarely one too many.
+MOST_LEFT_OUT = 6
 # Of a text of which nothing is known: the share of sentences with errors, and how many sentences
 # this counts as much as.
 ERRORS_EXPECTED, EXPECTED_FROM = 0.4, 10
@@ -371,9 +374,10 @@ def _rule_of_place(before: Sequence[str], after: Sequence[str], edit: WordEdit) 
     old = before[edit.start : edit.end]
     if any(_is_divided(after, i) for i in places) and not any(map(ends_as_sentence, old)):
         return "would divide a sentence"
-    if any(_is_repeated(after, i) for i in places) and not any(
-        _is_repeated(before, i) for i in range(edit.start, edit.end)
-    ):
+    is_twice = any(_is_repeated(before, i) for i in range(edit.start, edit.end))
+    if not places and any(len(_core(word)) > MOST_LEFT_OUT for word in old) and not is_twice:
+        return "would lose a word"
+    if any(_is_repeated(after, i) for i in places) and not is_twice:
         return "would repeat words"
     return None
 
