@@ -207,3 +207,9 @@ def test_a_decoder_with_kernels_computes_as_without(
     session, _ = model.start(prompts[0])
     single = [session.step(mx.array([[token]])) for token in (0, 3, 4, 5)]
     assert mx.array_equal(mx.concatenate(single, axis=1), logits(prompts[0]))
+    calls = sum(kernel.calls for kernel in forced)
+    with metal.kernels_off(model) as had_some:
+        assert had_some and mx.array_equal(logits(prompts[0]), plain[0])
+    assert sum(kernel.calls for kernel in forced) == calls
+    logits(prompts[0])
+    assert sum(kernel.calls for kernel in forced) > calls

@@ -8,6 +8,7 @@ from .. import measure
 from ..checkpoints import dtype_name
 from ..decoding import Plan
 from ..generation import SpeculativeDecoder
+from ..kernels import without_kernels
 from ..measure import PLAIN_DECODING, PassCosts, tokens_per_second
 from .checks import DRAFTED_TOKENS, Finding, Subject, dtype_of
 from .outputs import SENTENCES_OF_LEARNERS
@@ -23,9 +24,12 @@ def speed(subject: Subject) -> Finding:
     decoder = subject.decoder()
     prompts = [decoder.encode(sentence) for sentence in SENTENCES_OF_LEARNERS[::SENTENCE_STEP]]
     costs = measure.measure_passes(decoder, prompts[0])
+    with without_kernels(decoder.model) as had_some:
+        plain = measure.measure_passes(decoder, prompts[0]).passes if had_some else {}
     adaptive = SpeculativeDecoder(decoder.model, decoder.draft or "lookup", decoder.tokenizer)
     plans = {"drafted": decoder.engine.plan(), "auto": adaptive.engine.plan()}
     details = _measured(decoder, plans, prompts, costs)
+    details["pass_seconds_by_mlx_alone"] = {str(length): each for length, each in plain.items()}
     auto, gain = details["auto"], details["measured_speedup"]
     drafts = "this draft" if decoder.draft else "prompt lookup"
     reason = f"{drafts} does not pay here: plain decoding is as fast"
@@ -37,6 +41,7 @@ def speed(subject: Subject) -> Finding:
     notes = [
         _line("tokens in a pass", SHOWN_LENGTHS),
         _line("milliseconds", [as_ms(costs.passes[length]) for length in SHOWN_LENGTHS]),
+        *([_line("by MLX alone", [as_ms(plain[each]) for each in SHOWN_LENGTHS])] if plain else []),
         f"a step of the draft takes {as_ms(costs.draft_step)} ms",
         f"{details['acceptance']:.0%} of the tokens that are reached are accepted",
         f"auto drafts {usual(auto)} tokens most often",

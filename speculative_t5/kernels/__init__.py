@@ -7,8 +7,9 @@ Without them everything works. The plain MLX layers of `models` are the referenc
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -46,6 +47,18 @@ def chosen_for_metal(model: CompiledModel) -> dict[str, Choice]:
     from .metal import kernel_choices
 
     return kernel_choices(model)
+
+
+@contextmanager
+def without_kernels(model: Any) -> Iterator[bool]:
+    """Let a model on Metal run MLX's operations alone; say whether it had kernels of ours."""
+    if not (on_metal() and isinstance(model, CompiledModel)):
+        yield False
+        return
+    from .metal import kernels_off
+
+    with kernels_off(model) as had_some:
+        yield had_some
 
 
 def takes_quantized(bits: int, group_size: int) -> bool:

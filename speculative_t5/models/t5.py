@@ -40,11 +40,11 @@ def join_heads(x: mx.array) -> mx.array:
 
 
 def add_product(x: mx.array, layer: nn.Module, y: mx.array) -> mx.array:
-    """Return x + layer(y), (B, L, d_model), in one operation if the layer is a plain matrix."""
+    """Return x + layer(y), (..., d_model), in one operation if the layer is a plain matrix."""
     if not is_matrix(layer):
         out: mx.array = x + layer(y)
         return out
-    rows = mx.addmm(x.reshape(-1, x.shape[2]), y.reshape(-1, y.shape[2]), layer.weight.T)
+    rows = mx.addmm(x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]), layer.weight.T)
     return rows.reshape(x.shape)
 
 

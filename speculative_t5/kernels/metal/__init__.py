@@ -6,6 +6,7 @@ Nobody has run them on a Mac: tests/metal runs their source on the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,21 @@ def use_kernels(model: CompiledModel, keys: Collection[str]) -> None:
     for module in model.modules():
         if faster := layers.FEW_ROWS_CLASSES.get(type(module)):
             module.__class__ = faster
+
+
+@contextmanager
+def kernels_off(model: CompiledModel) -> Iterator[bool]:
+    """Let a model run MLX's operations alone, for a comparison; say whether it had others."""
+    kept, pads_heads = {*layers.taken}, model.decoder.pads_heads
+    layers.taken.clear()
+    model.decoder.pads_heads = True
+    model.recompile()
+    try:
+        yield bool(kept)
+    finally:
+        layers.taken |= kept
+        model.decoder.pads_heads = pads_heads
+        model.recompile()
 
 
 def kernel_choices(model: CompiledModel) -> dict[str, Choice]:

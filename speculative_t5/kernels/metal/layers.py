@@ -31,7 +31,8 @@ class FewRowsLayer(t5.DecoderLayer):
         padding: t5.Padding | None,
     ) -> tuple[mx.array, mx.array]:
         batch, length, width = x.shape
-        if cache is None or batch * length > MAX_ROWS or not is_plain(self):
+        fits = taken and batch * length <= MAX_ROWS and is_plain(self)
+        if cache is None or not fits:
             return super().__call__(x, bias, cache, source, padding)
         own, cross = self.self_attention, self.cross_attention
         rows = x.reshape(-1, width)
@@ -99,8 +100,8 @@ def multiplied(
         before = None if norm is None else Norm(norm.weight, norm.eps)
         return product(rows, matrix, norm=before, added=added, activation=activation, gated=gated)
     normed = rows if norm is None else norm(rows)
-    y: mx.array = module(normed)
-    return y if added is None else added + y
+    y: mx.array = module(normed) if added is None else t5.add_product(added, module, normed)
+    return y
 
 
 def matrix_of(module: nn.Module) -> Matrix | None:
