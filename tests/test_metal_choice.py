@@ -11,6 +11,7 @@ from speculative_t5.kernels import metal
 from speculative_t5.kernels.metal import attention, layers, products
 from speculative_t5.kernels.metal.choice import (
     CHAIN,
+    FEWER_ROWS,
     REPEATS,
     ROWS,
     Choice,
@@ -57,22 +58,26 @@ def rows(count: int) -> mx.array:
 
 
 @pytest.mark.parametrize(
-    ("one", "several", "taken", "reason"),
+    ("one", "several", "many", "used", "reason"),
     [
-        (1.0, 0.5, True, "1.33 times as fast as MLX's"),
-        (0.5, 1.0, True, "1.33 times"),
-        (1.04, 0.8, True, "1.09 times"),
-        (1.0, 0.95, False, "it is 1.03 times as fast as MLX's"),
-        (1.1, 0.1, False, "a row takes 1.10 times MLX's"),
-        (1.0, 1.5, False, "it is 0.80 times"),
+        (1.0, 0.5, 0.5, 16, "1.33 times as fast as MLX's, up to 16 rows"),
+        (0.5, 1.0, 1.0, 16, "1.33 times"),
+        (1.04, 0.8, 0.8, 16, "1.09 times"),
+        (1.0, 0.5, 1.04, 16, "1.19 times"),
+        (1.0, 0.5, 1.06, 8, "1.33 times as fast as MLX's, up to 8 rows"),
+        (1.0, 0.95, 0.95, 0, "it is 1.03 times as fast as MLX's"),
+        (1.1, 0.1, 0.1, 0, "a row takes 1.10 times MLX's"),
+        (1.0, 1.5, 0.1, 0, "it is 0.98 times"),
     ],
 )
 def test_a_kernel_is_used_where_it_is_faster(
-    one: float, several: float, taken: bool, reason: str
+    one: float, several: float, many: float, used: int, reason: str
 ) -> None:
-    choice = Machine({1: one} | dict.fromkeys(ROWS[1:], several)).judge()
-    assert (choice.taken, choice.reason.startswith(reason)) == (taken, True), choice.reason
-    assert choice.speeds["1"] == round(1 / one, 3) and choice.speeds["16"] == round(1 / several, 3)
+    seconds = {count: several if count <= FEWER_ROWS else many for count in ROWS}
+    choice = Machine(seconds | {1: one}).judge()
+    assert (choice.rows, choice.reason.startswith(reason)) == (used, True), choice.reason
+    speeds = {"1": 1 / one, "8": 1 / several, "16": 1 / many}
+    assert choice.speeds.items() >= {key: round(each, 3) for key, each in speeds.items()}.items()
 
 
 def test_large_matrices_are_timed_less_often() -> None:
@@ -101,7 +106,7 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_used() -> None:
         raise RuntimeError("[metal::Device] Unable to build metal library\nfrom source")
 
     found = [machine.judge(each) for each in (apart, nothing, of_all_rows, failing)]
-    assert not any(choice.taken or choice.speeds for choice in found)
+    assert not any(choice.rows or choice.speeds for choice in found)
     reasons = (
         "4 rows are wrong",
         "1 rows are wrong",
@@ -113,7 +118,7 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_used() -> None:
 
 
 def test_choices_are_kept_for_each_source() -> None:
-    good = Choice(True, "twice as fast", {"1": 2.0})
+    good = Choice(16, "twice as fast", {"1": 2.0})
     first = Choices("source")
     assert first.of("a", lambda: good) == good
 
@@ -133,8 +138,8 @@ def test_doctor_tells_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     model = T5(T5Config(32, 16, 64, 2, 1, 1, vocab_size=40))
     monkeypatch.setattr(environment, "on_metal", lambda: True)
     monkeypatch.setattr(environment, "load", lambda *_, **__: (model, None))
-    found = iter([Choice(True, "twice as fast", {"1": 2.0})] * 4)
-    refused = Choice(False, "it failed: no such function")
+    found = iter([Choice(16, "twice as fast", {"1": 2.0})] * 4)
+    refused = Choice(0, "it failed: no such function")
     monkeypatch.setattr(metal, "judge_kernel", lambda *_, **__: next(found, refused))
     told = environment.kernels(Subject("a folder"))
     assert told.reason == f"4 of {len(told.notes)} are used here" and len(told.notes) == 6
@@ -154,8 +159,8 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[interpreter.Kernel]
         return made[-1]
 
     monkeypatch.setattr(mx.fast, "metal_kernel", kernel)
-    monkeypatch.setattr(metal, "judge_kernel", lambda *_, **__: Choice(True, ""))
-    monkeypatch.setattr(layers, "taken", set())
+    monkeypatch.setattr(metal, "judge_kernel", lambda *_, **__: Choice(16, ""))
+    monkeypatch.setattr(layers, "taken", {})
     mx.disable_compile()
     caches = attention._attention_kernel, products._product_kernel
     for each in caches:

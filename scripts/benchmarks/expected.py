@@ -30,7 +30,7 @@ from speculative_t5.models import T5, ModelConfig, Quantization, T5Config, T5Gem
 
 import mlx.core as mx
 import typer
-from simulated_devices import Curve, mac_in_steps, mac_of_two_kernels
+from simulated_devices import Curve, few_rows, mac_in_steps, mac_of_ours, mac_of_two_kernels
 
 ITEM = 2  # bytes of a number in 16 bits
 SOURCE = 256  # tokens of a prompt, whose keys and values each pass reads
@@ -84,11 +84,6 @@ CHIPS = [
     Chip("RTX 4090", 1008, 24, LAUNCH_CUDA, cuda),
     Chip("H200", 4800, 141, LAUNCH_CUDA, cuda),
 ]
-# Kernels of ours share a read of the weights among 8 rows. On an M1 Pro such products took
-# 2.4 / 1.90 passes over one for 4 rows of 16 bits, and 2.4 / 1.49 for 8 (mlx#3967; MLX's take 2.4).
-# On an M4 Pro 8 rows of 4 bits took .314 / .580 of MLX's time (mlx-dspark); its curve is in
-# mlx#3839.
-SHARED_ROWS, A_ROW_MORE = 8, 0.08
 OURS_ON = {"M1": 16, "M1 Max": 16, "M2 Max": 16, "M4 Pro": 4}  # bits; on M3 and later 16 lose
 OF_MEMORY = "cross_attention.kv.weight", "memory_kv.weight"  # used once for a prompt
 FLAN_SMALL = T5Config(512, 64, 1024, 6, 8, 8, vocab_size=32128, gated=True, own_head=True)
@@ -99,12 +94,6 @@ PAIRS = {
     "flan-t5-xl": (FLAN_XL, FLAN_SMALL),
     "t5-11b": (T5_11B, config_of_shape("t5-small")),
 }
-
-
-def few_rows(length: int) -> float:
-    """Kernels of ours: a read of the weights for every 8 rows, divided evenly."""
-    reads = math.ceil(length / SHARED_ROWS)
-    return reads * (1 + A_ROW_MORE * (math.ceil(length / reads) - 1))
 
 
 def mac_in_4_bits(length: int) -> float:
@@ -170,7 +159,7 @@ def launched_with_ours(config: T5Config) -> int:
         return [mx.depends(mx.zeros(shape, dtype), options["inputs"])]
 
     assert isinstance(model, T5)
-    metal.use_kernels(model, [key for key, _ in metal.kernel_trials(model)])
+    metal.use_kernels(model, {key: 1 for key, _ in metal.kernel_trials(model)})
     with patch.object(mx.fast, "metal_kernel", lambda **_: one):
         return kernels(model)
 
@@ -292,7 +281,8 @@ def rows_with_ours() -> Iterator[tuple[str, ...]]:
                 continue
             sharing = target.of_draft(1, target.d_ff, target.d_model // 4)
             row = [chip.name, name, str(bits)]
-            for own_curve, count in ((curve, launched), (few_rows, launched_with_ours)):
+            ours = mac_of_ours if bits == 16 else few_rows
+            for own_curve, count in ((curve, launched), (ours, launched_with_ours)):
                 here = replace(chip, curve=own_curve)
                 plain, *steps = (
                     step_bytes(each) * size / (1e9 * chip.bandwidth) + count(each) * chip.launch

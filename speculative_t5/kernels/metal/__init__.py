@@ -5,7 +5,7 @@ Nobody has run them on a Mac: tests/metal runs their source on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -28,13 +28,14 @@ def accelerate_on_metal(model: CompiledModel) -> None:
     A kernel is tried when a model of its shape is first loaded here, which takes part of a second.
     To be called before the first generation, or followed by `model.recompile()`.
     """
-    use_kernels(model, [key for key, each in kernel_choices(model).items() if each.taken])
+    choices = kernel_choices(model).items()
+    use_kernels(model, {key: choice.rows for key, choice in choices if choice.rows})
 
 
-def use_kernels(model: CompiledModel, keys: Collection[str]) -> None:
-    """Make a model use the kernels of these keys."""
-    layers.taken.update(keys)
-    if any(key.startswith("attention") for key in keys):
+def use_kernels(model: CompiledModel, kernels: Mapping[str, int]) -> None:
+    """Make a model use the kernels of these keys, each up to so many rows."""
+    layers.taken.update(kernels)
+    if any(key.startswith("attention") for key in kernels):
         model.decoder.pads_heads = False
     for module in model.modules():
         if faster := layers.FEW_ROWS_CLASSES.get(type(module)):
@@ -44,14 +45,14 @@ def use_kernels(model: CompiledModel, keys: Collection[str]) -> None:
 @contextmanager
 def kernels_off(model: CompiledModel) -> Iterator[bool]:
     """Let a model run MLX's operations alone, for a comparison; say whether it had others."""
-    kept, pads_heads = {*layers.taken}, model.decoder.pads_heads
+    kept, pads_heads = {**layers.taken}, model.decoder.pads_heads
     layers.taken.clear()
     model.decoder.pads_heads = True
     model.recompile()
     try:
         yield bool(kept)
     finally:
-        layers.taken |= kept
+        layers.taken.update(kept)
         model.decoder.pads_heads = pads_heads
         model.recompile()
 

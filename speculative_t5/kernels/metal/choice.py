@@ -1,7 +1,7 @@
 """Whether a kernel of ours is used on this machine: where it is right here, and faster.
 
-A kernel that is used is used for 1 to MAX_ROWS rows, so that a token has the same bits in a pass of
-its own and in one that verifies it. It has to save a share of the time of such a pair of passes.
+A kernel that is used is used for 1 to 8 rows, or 1 to 16, so that a token has the same bits in a
+pass of its own and in one that verifies it. It has to save a share of the time of such passes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ...device import MLX_VERSION, chip
 from ...errors import first_line
 from ...files import cache_folder, write_whole
 
-ROWS = (1, 2, 4, 6, 9, 16)  # at which a kernel is tried
-MAX_ROWS = ROWS[-1]
+ROWS = (1, 2, 4, 6, 8, 9, 16)  # at which a kernel is tried
+FEWER_ROWS, MAX_ROWS = 8, ROWS[-1]  # up to which it may be used
 GAIN = 0.95  # of the time of MLX's operations, which ours may take at most
-SLOWEST = 1.05  # that a pass over one row may become, as in plain decoding
+SLOWEST = 1.05  # that a pass over one row may become, as in plain decoding, or over most
 CHAIN, REPEATS = 16, 3  # operations that wait for each other, and how often their time is taken
 SHORTEST_CHAIN, BYTES_OF_CHAIN = 2, 2**28  # fewer are timed where each reads much
 # Of the largest number of a product: what rounding of sums in another order may change.
@@ -35,9 +35,9 @@ Operation = Callable[[mx.array, int], mx.array]  # of rows, with one of several 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether a kernel is used, and why."""
+    """Up to how many rows a kernel is used, and why."""
 
-    taken: bool
+    rows: int  # 0 if it is not
     reason: str
     speeds: dict[str, float] = field(default_factory=dict)  # over MLX's, by number of rows
 
@@ -65,17 +65,21 @@ def judge_kernel(
     try:
         for count in ROWS:
             if fault := _fault(ours, theirs, rows(count)):
-                return Choice(False, fault)
+                return Choice(0, fault)
         seconds = {count: _chain_seconds(ours, theirs, rows(count), chain, clock) for count in ROWS}
     except Exception as error:  # noqa: BLE001  (of a compiler or driver that nobody has tried)
-        return Choice(False, f"it failed: {first_line(error)}")
+        return Choice(0, f"it failed: {first_line(error)}")
     speeds = {str(count): round(mlx / own, 3) for count, (own, mlx) in seconds.items()}
-    pair = [seconds[1][i] + fmean(seconds[count][i] for count in ROWS[1:]) for i in (0, 1)]
+    most = [sum(seconds[count][i] for count in ROWS if count > FEWER_ROWS) for i in (0, 1)]
+    limit = FEWER_ROWS if most[0] > SLOWEST * most[1] else MAX_ROWS
+    several = [count for count in ROWS if 1 < count <= limit]
+    pair = [seconds[1][i] + fmean(seconds[count][i] for count in several) for i in (0, 1)]
     if seconds[1][0] > SLOWEST * seconds[1][1]:
-        return Choice(False, f"a row takes {seconds[1][0] / seconds[1][1]:.2f} times MLX's", speeds)
+        return Choice(0, f"a row takes {seconds[1][0] / seconds[1][1]:.2f} times MLX's", speeds)
     if pair[0] > GAIN * pair[1]:
-        return Choice(False, f"it is {pair[1] / pair[0]:.2f} times as fast as MLX's", speeds)
-    return Choice(True, f"{pair[1] / pair[0]:.2f} times as fast as MLX's", speeds)
+        return Choice(0, f"it is {pair[1] / pair[0]:.2f} times as fast as MLX's", speeds)
+    gain = f"{pair[1] / pair[0]:.2f} times as fast as MLX's"
+    return Choice(limit, f"{gain}, up to {limit} rows", speeds)
 
 
 def _fault(ours: Operation, theirs: Operation, x: mx.array) -> str | None:

@@ -16,7 +16,7 @@ from .products import FUSED_ACTIVATIONS, GROUPS, Matrix, Norm, product
 
 TYPES = (mx.float16, mx.bfloat16, mx.float32)
 
-taken: set[str] = set()  # keys of the kernels that are used
+taken: dict[str, int] = {}  # up to how many rows each kernel is used, by its key
 
 
 class FewRowsLayer(t5.DecoderLayer):
@@ -39,7 +39,7 @@ class FewRowsLayer(t5.DecoderLayer):
         qkv = multiplied(rows, own.qkv, norm=self.self_norm).reshape(batch, length, -1)
         heads = t5.split_heads(qkv, 3, own.num_heads)
         cache = write(cache, heads[1:], bias.offsets)
-        if attention_key(x.dtype, cache) in taken:
+        if is_taken(attention_key(x.dtype, cache), len(rows)):
             found = self_attention(qkv, cache, bias.table, bias.offsets)
         else:
             keys, values = cache
@@ -48,7 +48,7 @@ class FewRowsLayer(t5.DecoderLayer):
 
         grouped = multiplied(rows, cross.q, norm=self.cross_norm)
         grouped = grouped.reshape(source.shape[1], -1, grouped.shape[1])
-        if attention_key(x.dtype, source) in taken:
+        if is_taken(attention_key(x.dtype, source), len(rows)):
             found = cross_attention(grouped, source, None if padding is None else padding.mask)
         else:
             (queries,) = t5.split_heads(grouped, 1, cross.num_heads)
@@ -58,7 +58,7 @@ class FewRowsLayer(t5.DecoderLayer):
         rows = multiplied(found.reshape(len(rows), -1), cross.out, added=rows)
 
         feed = self.feed_forward
-        if feed.activation in FUSED_ACTIVATIONS and product_key(feed.wi) in taken:
+        if feed.activation in FUSED_ACTIVATIONS and is_taken(product_key(feed.wi), len(rows)):
             hidden = multiplied(
                 rows,
                 feed.wi,
@@ -74,7 +74,7 @@ class FewRowsLayer(t5.DecoderLayer):
 class FewRowsHead(t5.Head):
     def project(self, x: mx.array, output: nn.Module, size: int) -> mx.array:
         rows = x.reshape(-1, x.shape[-1])
-        if len(rows) > MAX_ROWS or product_key(output) not in taken:
+        if not is_taken(product_key(output), len(rows)):
             return super().project(x, output, size)
         return multiplied(rows, output)[:, :size].reshape(*x.shape[:-1], size)
 
@@ -96,12 +96,18 @@ def multiplied(
 ) -> mx.array:
     """Return the product of rows (M, K) with a module's matrix, by the kernel if it is used."""
     matrix = matrix_of(module)
-    if matrix is not None and product_key(module) in taken and matrix.dtype == rows.dtype:
+    used = is_taken(product_key(module), len(rows))
+    if matrix is not None and used and matrix.dtype == rows.dtype:
         before = None if norm is None else Norm(norm.weight, norm.eps)
         return product(rows, matrix, norm=before, added=added, activation=activation, gated=gated)
     normed = rows if norm is None else norm(rows)
     y: mx.array = module(normed) if added is None else t5.add_product(added, module, normed)
     return y
+
+
+def is_taken(key: str | None, rows: int) -> bool:
+    """Whether the kernel of a key is used for this many rows."""
+    return key is not None and rows <= taken.get(key, 0)
 
 
 def matrix_of(module: nn.Module) -> Matrix | None:
