@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from speculative_t5 import kernels
 from speculative_t5.doctor import Subject, environment
 from speculative_t5.files import cache_folder
 from speculative_t5.kernels import metal
-from speculative_t5.kernels.metal import attention, layers, products
+from speculative_t5.kernels.metal import attention, choice, layers, products
 from speculative_t5.kernels.metal.choice import (
     CHAIN,
     FEWER_ROWS,
@@ -38,19 +39,26 @@ class Machine:
     """A device on which operations take a stated time, by number of rows."""
 
     def __init__(self, seconds: dict[int, float]) -> None:
-        self.now, self.calls = 0.0, 0
+        self._now, self._given, self._told, self.calls = 0.0, 0.0, 0, 0
         self._seconds = seconds
 
     def ours(self, x: mx.array, _: int) -> mx.array:
-        self.now += self._seconds[len(x)]
+        self._given += self._seconds[len(x)]
         return mx.stack([row @ WEIGHT.T for row in x])
 
     def theirs(self, x: mx.array, _: int) -> mx.array:
-        self.now, self.calls = self.now + 1.0, self.calls + 1
+        self._given, self.calls = self._given + 1.0, self.calls + 1
         return x @ WEIGHT.T
 
+    def clock(self) -> float:
+        """Every second time, what it was given is done."""
+        self._told += 1
+        self._now += self._given if self._told % 2 == 0 else 0
+        self._given = 0.0 if self._told % 2 == 0 else self._given
+        return self._now
+
     def judge(self, ours: Any = None) -> Choice:
-        return judge_kernel(ours or self.ours, self.theirs, rows, clock=lambda: self.now)
+        return judge_kernel(ours or self.ours, self.theirs, rows, clock=self.clock)
 
 
 def rows(count: int) -> mx.array:
@@ -103,18 +111,17 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_used() -> None:
         return machine.ours(x, i) * (1 + 1e-6 * (len(x) == 9))
 
     def failing(x: mx.array, i: int) -> mx.array:
-        raise RuntimeError("[metal::Device] Unable to build metal library\nfrom source")
+        raise RuntimeError(
+            "[metal::Device] Unable to build metal library from source\n"
+            "program_source:3:5: error: unknown type name 'x'\n    x y;"
+        )
 
     found = [machine.judge(each) for each in (apart, nothing, of_all_rows, failing)]
     assert not any(choice.rows or choice.speeds for choice in found)
-    reasons = (
-        "4 rows are wrong",
-        "1 rows are wrong",
-        "9 rows have other bits",
-        "it failed: [metal",
-    )
+    off, bits = "the result for {} is off by", "{} have other bits"
+    reasons = off.format("4 rows"), off.format("1 row"), bits.format("9 rows"), "it failed"
     assert all(a.reason.startswith(b) for a, b in zip(found, reasons, strict=True)), found
-    assert "\n" not in found[3].reason
+    assert found[3].reason == "it failed: program_source:3:5: error: unknown type name 'x'"
 
 
 def test_choices_are_kept_for_each_source() -> None:
@@ -141,6 +148,7 @@ def test_doctor_tells_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([Choice(16, "twice as fast", {"1": 2.0})] * 4)
     refused = Choice(0, "it failed: no such function")
     monkeypatch.setattr(metal, "judge_kernel", lambda *_, **__: next(found, refused))
+    monkeypatch.setattr(metal, "_try_layer", lambda *_: Choice(8, ""))
     told = environment.kernels(Subject("a folder"))
     assert told.reason == f"4 of {len(told.notes)} are used here" and len(told.notes) == 6
     assert told.notes[0] == "product 96 x 32, float32: twice as fast"
@@ -171,7 +179,33 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[interpreter.Kernel]
         each.cache_clear()
 
 
-@pytest.mark.skipif(interpreter.COMPILER is None, reason="there is no C++ compiler")
+def tiny(dtype: mx.Dtype = mx.float32, **kind: Any) -> T5:
+    mx.random.seed(3)
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "vocab_size": 40}
+    model = T5(T5Config(**sizes, num_layers=1, num_decoder_layers=2, **kind))
+    model.set_dtype(dtype)
+    return model
+
+
+def logits(model: T5, prompts: list[list[int]], size: int | None = None) -> mx.array:
+    session, _ = model.start(prompts)
+    fed = [[0], [3, 4, 5]]
+    passes = [session.step(mx.array([tokens] * len(prompts)), size) for tokens in fed]
+    return mx.concatenate(passes, axis=1)
+
+
+def used(model: T5, rows: int = 16) -> T5:
+    """Let a model use all kernels that it has a use for."""
+    metal.use_kernels(model, {key: rows for key, _ in metal.kernel_trials(model)})
+    model.recompile()
+    return model
+
+
+ONE, TWO = [[5, 6, 7, 1]], [[5, 6, 7, 1], [8, 1]]
+compiled = pytest.mark.skipif(interpreter.COMPILER is None, reason="there is no C++ compiler")
+
+
+@compiled
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [
@@ -183,38 +217,122 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[interpreter.Kernel]
 def test_a_decoder_with_kernels_computes_as_without(
     forced: list[interpreter.Kernel], dtype: mx.Dtype, kind: dict[str, Any]
 ) -> None:
-    mx.random.seed(3)
     bits = kind.pop("bits", 0)
-    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "vocab_size": 40}
-    model = T5(T5Config(**sizes, num_layers=1, num_decoder_layers=2, **kind))
-    model.set_dtype(dtype)
+    model = tiny(dtype, **kind)
     if bits:
         nn.quantize(model.decoder, 32, bits)
-
-    def logits(prompts: list[list[int]]) -> mx.array:
-        session, _ = model.start(prompts)
-        passes = [session.step(mx.array([tokens] * len(prompts))) for tokens in ([0], [3, 4, 5])]
-        return mx.concatenate(passes, axis=1)
-
-    prompts = [[5, 6, 7, 1]], [[5, 6, 7, 1], [8, 1]]
-    plain = [logits(each) for each in prompts]
-    metal.accelerate_on_metal(model)
-    model.recompile()
+    plain = [logits(model, each) for each in (ONE, TWO)]
+    used(model)
     assert not forced, "nothing has run yet"
-    for wanted, each in zip(plain, prompts, strict=True):
-        found = logits(each)
-        assert mx.allclose(found, wanted, rtol=0, atol=1e-5 if dtype == mx.float32 else 4e-3)
+    most = 1e-5 if dtype == mx.float32 else 4e-3
+    for wanted, each in zip(plain, (ONE, TWO), strict=True):
+        assert mx.allclose(logits(model, each), wanted, rtol=0, atol=most)
     names = {kernel.name for kernel in forced if kernel.calls}
     packed = "_8_32_scales_biases" if bits else ""
     normed, added = f"product{packed}_norm_weight_epsilon", f"product{packed}_added"
     assert names >= {"attention_table_offsets", "attention_mask", normed, added}, names
     # A token in a pass of several has the bits that it has in its own.
-    session, _ = model.start(prompts[0])
+    session, _ = model.start(ONE)
     single = [session.step(mx.array([[token]])) for token in (0, 3, 4, 5)]
-    assert mx.array_equal(mx.concatenate(single, axis=1), logits(prompts[0]))
+    assert mx.array_equal(mx.concatenate(single, axis=1), logits(model, ONE))
+    few = model.start(ONE)[0].step(mx.array([[0]]), 24)
+    assert mx.array_equal(few, single[0][..., :24]), "of the first ids alone"
     calls = sum(kernel.calls for kernel in forced)
     with metal.kernels_off(model) as had_some:
-        assert had_some and mx.array_equal(logits(prompts[0]), plain[0])
+        assert had_some and mx.array_equal(logits(model, ONE), plain[0])
     assert sum(kernel.calls for kernel in forced) == calls
-    logits(prompts[0])
+    logits(model, ONE)
     assert sum(kernel.calls for kernel in forced) > calls
+
+
+@compiled
+def test_what_a_machine_chooses_is_tried_in_a_layer(
+    forced: list[interpreter.Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metal, "ROWS_OF_LAYER", (1, 4, 9))
+    model = tiny()
+    chosen = metal.kernel_choices(model)
+    assert all(choice.rows == 16 for choice in chosen.values()) and forced
+    tried = {kernel.name for kernel in forced}
+    assert tried >= {"attention_mask", "product_added", "product_norm_weight_epsilon_relu"}
+    assert metal.kernel_choices(tiny()) == chosen and len({*forced}) == len(forced)
+    for name in ("cross_attention", "self_attention"):
+        real = getattr(layers, name)
+        monkeypatch.setattr(metal, "_source", lambda name=name: name)
+        monkeypatch.setattr(layers, name, lambda *given, real=real: real(*given) * 1.01)
+        refused = metal.kernel_choices(model)
+        assert not any(choice.rows for choice in refused.values()), name
+        assert all("a layer with it: " in choice.reason for choice in refused.values())
+        monkeypatch.setattr(layers, name, real)
+    assert not layers.taken
+
+
+@compiled
+def test_kernels_are_tried_as_they_will_run(
+    monkeypatch: pytest.MonkeyPatch, forced: list[interpreter.Kernel]
+) -> None:
+    """The real trial, but for time."""
+    monkeypatch.setattr(metal, "judge_kernel", judge_kernel)
+    for name, value in {"ROWS": (1, 9), "CHAIN": 2, "REPEATS": 1}.items():
+        monkeypatch.setattr(choice, name, value)
+    monkeypatch.setattr(metal, "POSITIONS_TRIED", (40,))
+    monkeypatch.setattr(choice, "SLOWEST", 1e9)
+    monkeypatch.setattr(choice, "GAIN", 1e9)
+    monkeypatch.setattr(metal, "_try_layer", lambda *_: Choice(8, ""))
+    found = metal.kernel_choices(tiny(mx.bfloat16))
+    assert len(found) == 6 and all(each.rows for each in found.values()), found
+    monkeypatch.setattr(metal, "_source", lambda: "another")
+    monkeypatch.setattr(metal, "product", lambda x, _: mx.zeros((len(x), 96), x.dtype))
+    found = metal.kernel_choices(tiny(mx.bfloat16))
+    assert sum(not each.rows for each in found.values()) == 5, found
+
+
+@compiled
+def test_what_kernels_do_not_take_is_computed_by_mlx(
+    forced: list[interpreter.Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def __call__(self, *given: Any) -> Any:
+            return self.inner(*given)
+
+    mixed = tiny(mx.float16, gated=True, activation="gelu_new")
+    mixed.shared.weight = mixed.shared.weight.astype(mx.float32)
+    norm = tiny(mx.float16)
+    norm.decoder.norm.weight = norm.decoder.norm.weight.astype(mx.float32)
+    query = tiny(mx.float16)
+    for layer in query.decoder.layers:
+        layer.cross_attention.q.weight = layer.cross_attention.q.weight.astype(mx.float32)
+    biased = tiny()
+    biased.decoder.layers[0].feed_forward.wo.bias = mx.ones(32)
+    wrapped = tiny()
+    wrapped.decoder.layers[1].feed_forward = Wrapped(wrapped.decoder.layers[1].feed_forward)
+    other_bits = tiny()
+    nn.quantize(other_bits.decoder, 32, 6)
+    other_mode = tiny()
+    nn.quantize(other_mode.decoder, 32, 4, mode="mxfp4")
+    for model in (mixed, norm, query, biased, wrapped, other_bits, other_mode):
+        layers.taken.clear()
+        wanted = logits(model, ONE)
+        assert mx.allclose(logits(used(model), ONE), wanted, rtol=0, atol=6e-3)
+    few, wanted = tiny(), logits(tiny(), [[5, 1]] * 3)
+    layers.taken.clear()
+    used(few, 8)
+    calls = sum(kernel.calls for kernel in forced)
+    session, _ = few.start([[5, 1]] * 3)
+    mx.eval(session.step(mx.array([[0, 3, 4]] * 3)))  # nine rows
+    assert sum(kernel.calls for kernel in forced) == calls
+    assert mx.allclose(logits(few, [[5, 1]] * 3)[:, :1], wanted[:, :1], rtol=0, atol=1e-5)
+
+
+def test_models_on_metal_are_accelerated(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(kernels, "on_metal", lambda: True)
+    monkeypatch.setattr(kernels, "takes_stored", lambda: False)
+    monkeypatch.setattr(metal, "accelerate_on_metal", seen.append)
+    model = tiny()
+    kernels.accelerate(model)
+    assert seen == [model]

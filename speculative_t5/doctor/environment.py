@@ -92,14 +92,15 @@ def device(subject: Subject) -> Finding:
 def kernels(subject: Subject) -> Finding:
     """Report which kernels of ours this machine uses for the target, and why."""
     if not on_metal():
-        return Finding("kernels", "ok", "MLX does not compute on Metal, which they are for")
+        off = "switched off" if mx.metal.is_available() else "MLX does not compute on Metal"
+        return Finding("kernels", "ok", f"kernels for Metal are not used here: {off}")
     model = load(subject.model, dtype=subject.dtype)[0]
     found = chosen_for_metal(model) if isinstance(model, CompiledModel) else {}
     used = sum(choice.rows > 0 for choice in found.values())
     return Finding(
         "kernels",
         "ok",
-        f"{used} of {len(found)} are used here",
+        f"{used} of {len(found)} are used here" if found else "the model has no use for any",
         [f"{key}: {choice.reason}" for key, choice in found.items()],
         {key: asdict(choice) for key, choice in found.items()},
     )

@@ -21,7 +21,7 @@ from .config import (
 )
 from .encoder_decoder import CompiledFunctions, CompiledModel, EncoderDecoder
 from .layer_copies import copy_layers
-from .position_bias import position_biases
+from .position_bias import Padding, position_biases
 from .quantization import (
     QUANTIZATION_CONFIG,
     Packing,

@@ -39,7 +39,6 @@ class DecoderStack(nn.Module, ABC):
     """The decoder's layers of a family; its last normalization is applied by `t5.Head`."""
 
     head_size: int
-    pads_heads = True  # whether attention is MLX's, which has fast kernels for some sizes
     layers: list[Any]
     norm: nn.RMSNorm
 
@@ -49,6 +48,11 @@ class DecoderStack(nn.Module, ABC):
         It is this one where that is not possible.
         """
         return self
+
+    def as_run(self) -> "DecoderStack":
+        """Return the decoder that is compiled, on a GPU perhaps with padded heads."""
+        wider = next((each for each in HEAD_SIZES if each >= self.head_size), self.head_size)
+        return self if wider == self.head_size or device.on_cpu() else self.padded(wider)
 
     def tables(self) -> list[mx.array]:
         """Return what passes have in common, if anything."""
@@ -127,11 +131,7 @@ class CompiledDecoder:
 
     def __init__(self, model: "CompiledModel") -> None:
         self._model = model
-        self.decoder = model.decoder  # what runs
-        size = self.decoder.head_size
-        wider = next((each for each in HEAD_SIZES if each >= size), size)
-        if wider > size and not device.on_cpu() and self.decoder.pads_heads:
-            self.decoder = self.decoder.padded(wider)
+        self.decoder = model.decoder.as_run()
         self.start_token = model.config.decoder_start_token_id
         self.depth = model.config.num_decoder_layers
         self._num_heads, self._dtype = model.num_key_heads, model.dtype

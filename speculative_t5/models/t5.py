@@ -129,16 +129,16 @@ class FeedForward(nn.Module):
         self.wi = nn.Linear(config.d_model, config.d_ff * (2 if config.gated else 1), bias=False)
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
 
-    def hidden(self, normed: mx.array) -> mx.array:
-        """Return what `wo` is to be multiplied by, (B, L, d_ff)."""
-        act, hidden = ACTIVATION_FUNCTIONS[self.activation], self.wi(normed)
+    def hidden(self, inner: mx.array) -> mx.array:
+        """Return what `wo` is to be multiplied by, (B, L, d_ff), given the product of `wi`."""
+        act = ACTIVATION_FUNCTIONS[self.activation]
         if self.gated:
-            gate, linear = mx.split(hidden, 2, axis=-1)
+            gate, linear = mx.split(inner, 2, axis=-1)
             return act(gate) * linear
-        return act(hidden)
+        return act(inner)
 
     def __call__(self, x: mx.array, normed: mx.array) -> mx.array:
-        return add_product(x, self.wo, self.hidden(normed))
+        return add_product(x, self.wo, self.hidden(self.wi(normed)))
 
 
 class EncoderLayer(nn.Module):

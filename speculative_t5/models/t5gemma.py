@@ -128,7 +128,7 @@ class Layer(nn.Module):
         return q, kv if cache is None else write(cache, kv, offsets)
 
     def fed_forward(self, x: mx.array) -> mx.array:
-        hidden = self.feed_forward.hidden(self.feed_forward_norm(x))
+        hidden = self.feed_forward.hidden(self.feed_forward.wi(self.feed_forward_norm(x)))
         found: mx.array = self.feed_forward_post_norm(self.feed_forward.wo(hidden))
         return x + found
 

@@ -7,79 +7,106 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from copy import copy
+from functools import cache, partial
+from importlib import resources
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...models import CompiledModel, position_biases, t5
+from ...models import CompiledModel, Padding, position_biases, t5
 from . import layers
-from .attention import ATTENTION, self_attention
-from .choice import Choice, Choices, judge_kernel
-from .products import PRODUCTS, product
+from .attention import self_attention
+from .choice import FEWER_ROWS, MAX_ROWS, Choice, Choices, apart, judge_kernel, what_failed
+from .products import Matrix, product
 
-POSITIONS_TRIED = 64  # of the cache
+POSITIONS_TRIED = 64, 1024  # of the cache, in trials of attention
+LAYER_POSITIONS = 64  # in a trial of a whole layer, of the cache and of a source
+ROWS_OF_LAYER = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
 
 
 def accelerate_on_metal(model: CompiledModel) -> None:
     """Make a T5's decoder use kernels of ours, those that this machine chooses.
 
-    A kernel is tried when a model of its shape is first loaded here, which takes part of a second.
-    To be called before the first generation, or followed by `model.recompile()`.
+    A kernel is tried when a model of its shape is first loaded here, which may take seconds. To be
+    called before the first generation, or followed by `model.recompile()`.
     """
     choices = kernel_choices(model).items()
     use_kernels(model, {key: choice.rows for key, choice in choices if choice.rows})
 
 
 def use_kernels(model: CompiledModel, kernels: Mapping[str, int]) -> None:
-    """Make a model use the kernels of these keys, each up to so many rows."""
+    """Make a T5 use the kernels of these keys, each up to so many rows."""
     layers.taken.update(kernels)
-    if any(key.startswith("attention") for key in kernels):
-        model.decoder.pads_heads = False
-    for module in model.modules():
-        if faster := layers.FEW_ROWS_CLASSES.get(type(module)):
-            module.__class__ = faster
+    if kernels:
+        for module in model.modules():
+            if faster := layers.FEW_ROWS_CLASSES.get(type(module)):
+                module.__class__ = faster
 
 
 @contextmanager
 def kernels_off(model: CompiledModel) -> Iterator[bool]:
     """Let a model run MLX's operations alone, for a comparison; say whether it had others."""
-    kept, pads_heads = {**layers.taken}, model.decoder.pads_heads
-    layers.taken.clear()
-    model.decoder.pads_heads = True
+    kept = {**layers.taken}
+    layers.taken.clear()  # for as long as this lasts
     model.recompile()
     try:
         yield bool(kept)
     finally:
         layers.taken.update(kept)
-        model.decoder.pads_heads = pads_heads
         model.recompile()
 
 
 def kernel_choices(model: CompiledModel) -> dict[str, Choice]:
-    """Return what this machine chooses for each kernel that a model has a use for, by its key."""
-    if not isinstance(model.decoder, t5.Decoder):
-        return {}
-    choices = Choices(PRODUCTS + ATTENTION)
-    return {key: choices.of(key, judged) for key, judged in kernel_trials(model)}
+    """Return what this machine chooses for each kernel that a model has a use for, by its key.
+
+    Those that are chosen are tried together in one of its layers; if that is wrong, none is used.
+    """
+    choices = Choices(_source())
+    found = {key: choices.of(key, judged) for key, judged in kernel_trials(model)}
+    used = {key: choice.rows for key, choice in found.items() if choice.rows}
+    if not used:
+        return found
+    whole = choices.of(f"a layer with {sorted(used.items())}", lambda: _try_layer(model, used))
+    if whole.rows:
+        return found
+    return {key: Choice(0, f"a layer with it: {whole.reason}", found[key].speeds) for key in found}
+
+
+@cache
+def _source() -> str:
+    """Return the source of all that decides."""
+    files = sorted(resources.files(__package__).iterdir(), key=lambda file: file.name)
+    return "".join(f.read_text("utf-8") for f in files if f.name.endswith((".py", ".metal")))
 
 
 def kernel_trials(model: CompiledModel) -> Iterator[tuple[str, Callable[[], Choice]]]:
-    """Yield the key of each kernel for a model, and what tries it."""
+    """Yield the key of each kernel for a T5, and what tries it."""
+    if not isinstance(model.decoder, t5.Decoder):
+        return
+    decoder = model.decoder.as_run()
     same: dict[str, list[nn.Module]] = {}
-    for module in [*_products(model.decoder.layers), model.output]:
+    for module in [*_products(decoder.layers), model.output]:
         if key := layers.product_key(module):
             same.setdefault(key, []).append(module)
     yield from ((key, partial(_try_product, modules)) for key, modules in same.items())
-    heads, size = model.config.num_heads, model.decoder.head_size
-    cache = mx.zeros((2, 1, heads, POSITIONS_TRIED, size), model.dtype)
-    if key := layers.attention_key(model.dtype, cache):
-        yield key, partial(_try_attention, cache, model.decoder.tables()[0])
+    shape = 2, 1, model.num_key_heads, 1, decoder.head_size
+    if key := layers.attention_key(model.dtype, mx.zeros(shape, model.dtype)):
+        table = decoder.tables()[0]
+        yield key, partial(_try_attention, shape, model.dtype, table)
 
 
-def _products(decoder_layers: Sequence[t5.DecoderLayer]) -> Iterator[nn.Module]:
+def _plain_layers(decoder_layers: Sequence[nn.Module]) -> Iterator[t5.DecoderLayer]:
     for layer in decoder_layers:
+        if type(layer) in (t5.DecoderLayer, layers.FewRowsLayer):
+            assert isinstance(layer, t5.DecoderLayer)
+            if layers.is_plain(layer):
+                yield layer
+
+
+def _products(decoder_layers: Sequence[nn.Module]) -> Iterator[nn.Module]:
+    for layer in _plain_layers(decoder_layers):
         own, cross, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
         yield from (own.qkv, own.out, cross.q, cross.out, feed.wi, feed.wo)
 
@@ -98,25 +125,111 @@ def _try_product(modules: Sequence[nn.Module]) -> Choice:
         y: mx.array = run(x)
         return y
 
-    (_, inputs), size = matrices[0].shape, matrices[0].weight.nbytes
-    return judge_kernel(ours, theirs, partial(_random_rows, inputs, matrices[0].dtype), size=size)
+    def exact(x: mx.array, i: int) -> mx.array:
+        return x.astype(mx.float32) @ _in_float32(matrices[i % len(matrices)]).T
+
+    (_, inputs), dtype = matrices[0].shape, matrices[0].dtype
+    size = matrices[0].weight.nbytes
+    return judge_kernel(ours, theirs, partial(_random_rows, inputs, dtype), exact=exact, size=size)
 
 
-def _try_attention(cache: mx.array, table: mx.array) -> Choice:
+def _in_float32(matrix: Matrix) -> mx.array:
+    if matrix.scales is None or matrix.biases is None:
+        return matrix.weight.astype(mx.float32)
+    parts = matrix.scales.astype(mx.float32), matrix.biases.astype(mx.float32)
+    return mx.dequantize(matrix.weight, *parts, matrix.group_size, matrix.bits)
+
+
+def _try_attention(shape: Sequence[int], dtype: mx.Dtype, table: mx.array) -> Choice:
+    """Try attention to caches of several sizes; return the choice where it gains least."""
+    found = [_try_attention_at(shape, dtype, table, size) for size in POSITIONS_TRIED]
+    return min(found, key=lambda choice: (choice.rows, sum(choice.speeds.values())))
+
+
+def _try_attention_at(
+    shape: Sequence[int], dtype: mx.Dtype, table: mx.array, positions: int
+) -> Choice:
     """Try attention to a whole cache, from so far behind that the bias is the same for all rows."""
-    _, _, heads, positions, size = cache.shape
+    parts, rows, heads, _, size = shape
     start = mx.array([positions + table.shape[1]], dtype=mx.int32)
-    kv = mx.random.normal(cache.shape, key=mx.random.key(1)).astype(cache.dtype) * size**-0.5
+    whole = parts, rows, heads, positions, size
+    kv = mx.random.normal(whole, key=mx.random.key(1)).astype(dtype) * size**-0.5
+    keys, values = kv  # views, as the model has them
+    biases: dict[int, mx.array] = {}  # by number of rows: a pass makes one for all layers
 
     def ours(x: mx.array, _: int) -> mx.array:
         return self_attention(x[None], kv, table, start)[0]
 
     def theirs(x: mx.array, _: int) -> mx.array:
-        bias = next(position_biases([table], start, len(x), positions))
+        if len(x) not in biases:
+            biases[len(x)] = next(position_biases([table], start, len(x), positions)).scores
+            mx.eval(biases[len(x)])
         (queries,) = t5.split_heads(x[None], 1, heads)
-        return t5.join_heads(t5.attend(queries, kv[0], kv[1], bias.scores))[0]
+        return t5.join_heads(t5.attend(queries, keys, values, biases[len(x)]))[0]
 
-    return judge_kernel(ours, theirs, partial(_random_rows, heads * size, cache.dtype))
+    rows_of = partial(_random_rows, heads * size, dtype)
+    return judge_kernel(ours, theirs, rows_of, size=kv.nbytes)
+
+
+def _try_layer(model: CompiledModel, used: Mapping[str, int]) -> Choice:
+    """Compare a layer that uses kernels with the plain one, and its rows with themselves alone."""
+    decoder = model.decoder.as_run()
+    plain = copy(next(_plain_layers(decoder.layers)))
+    plain.__class__ = t5.DecoderLayer
+    few = copy(plain)
+    few.__class__ = layers.FewRowsLayer
+    kept = {**layers.taken}
+    try:
+        for count in ROWS_OF_LAYER:
+            for rows in {1, 2, count} if count % 2 == 0 else {1, count}:
+                trial = _LayerTrial(model, decoder, rows, count // rows)
+                layers.taken.clear()
+                wanted = trial.run(plain, 0, trial.length)
+                layers.taken.update(used)
+                found = trial.run(few, 0, trial.length)
+                if fault := apart(found, wanted):
+                    return Choice(0, f"{rows} x {trial.length} rows are {fault}")
+                alone = [trial.run(few, at, at + 1) for at in range(trial.length)]
+                limit = min([*used.values(), MAX_ROWS])
+                if count <= limit and not mx.array_equal(found, mx.concatenate(alone, axis=1)):
+                    return Choice(0, f"{rows} x {trial.length} rows have other bits than alone")
+    except Exception as error:  # noqa: BLE001  (of a compiler or driver that nobody has tried)
+        return Choice(0, what_failed(error))
+    finally:
+        layers.taken.clear()
+        layers.taken.update(kept)
+    return Choice(FEWER_ROWS, "right in a layer")
+
+
+class _LayerTrial:
+    """What a layer is given in a trial: rows at positions of their own, with sources and masks."""
+
+    def __init__(self, model: CompiledModel, decoder: Any, rows: int, length: int) -> None:
+        width, dtype = decoder.norm.weight.shape[0], model.dtype
+        shape = 2, rows, model.num_key_heads, LAYER_POSITIONS, decoder.head_size
+        sources = rows // 2 if rows % 2 == 0 else rows  # several rows may share one, as beams do
+        kv = mx.random.normal(shape, key=mx.random.key(1)).astype(dtype) * shape[-1] ** -0.5
+        self._x = mx.random.normal((rows, length, width), key=mx.random.key(2)).astype(dtype)
+        self._cache, self._source = kv, mx.contiguous(kv[:, :sources]) * 2
+        self._offsets = mx.array([3 + 7 * row % 40 for row in range(rows)], dtype=mx.int32)
+        ends = mx.array([20 + source for source in range(sources)])
+        hidden = mx.arange(LAYER_POSITIONS) >= ends[:, None, None, None]
+        self._mask = mx.where(hidden, -mx.inf, 0.0).astype(dtype)
+        self._table, self.length = decoder.tables()[0], length
+
+    def run(self, layer: t5.DecoderLayer, first: int, last: int) -> mx.array:
+        """Return a layer's output for some positions; the cache has those before."""
+        (rows, _, _), (_, _, heads, positions, _) = self._x.shape, self._cache.shape
+        offsets, length, sources = self._offsets + first, last - first, len(self._mask)
+        biases = position_biases([self._table], offsets, length, positions, batch=rows)
+        shape = sources, heads, rows * length // sources, positions
+        padding = Padding(mx.contiguous(mx.broadcast_to(self._mask, shape)), self._mask)
+        x, cache = self._x[:, first:last], self._cache
+        y, cache = layer(x, next(biases), cache, self._source, padding)
+        if length < self.length:  # the next position is to see this one
+            self._cache = cache
+        mx.eval(y, cache)
+        return y
 
 
 def _random_rows(size: int, dtype: mx.Dtype, count: int) -> mx.array:

@@ -19,7 +19,7 @@ struct Seen {
   float total;  // of the exponentials
   float values[OWN];
 
-  void begin() {
+  void begin() thread {
     best = -numeric_limits<float>::infinity();
     total = 0.0f;
     for (int i = 0; i < OWN; i++)
@@ -27,7 +27,7 @@ struct Seen {
   }
 
   template <typename T>
-  void add(float score, const device T* value, int lane) {
+  void add(float score, const device T* value, int lane) thread {
     if (score == -numeric_limits<float>::infinity())
       return;
     const float higher = max(best, score);

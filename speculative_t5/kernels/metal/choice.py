@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -18,17 +19,17 @@ import mlx.core as mx
 
 from ..._version import __version__
 from ...device import MLX_VERSION, chip
-from ...errors import first_line
+from ...errors import count, first_line
 from ...files import cache_folder, write_whole
 
 ROWS = (1, 2, 4, 6, 8, 9, 16)  # at which a kernel is tried
 FEWER_ROWS, MAX_ROWS = 8, ROWS[-1]  # up to which it may be used
-GAIN = 0.95  # of the time of MLX's operations, which ours may take at most
-SLOWEST = 1.05  # that a pass over one row may become, as in plain decoding, or over most
+GAIN = 0.95  # the most that ours may take, as a share of MLX's time
+SLOWEST = 1.05  # the same of one row, as in plain decoding, and of more than FEWER_ROWS
 CHAIN, REPEATS = 16, 3  # operations that wait for each other, and how often their time is taken
 SHORTEST_CHAIN, BYTES_OF_CHAIN = 2, 2**28  # fewer are timed where each reads much
-# Of the largest number of a product: what rounding of sums in another order may change.
-ROUNDING = {mx.float32: 2e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}
+# Of the largest number of a result in float32: what rounding may change.
+ROUNDING = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 1.2e-2}
 
 Operation = Callable[[mx.array, int], mx.array]  # of rows, with one of several matrices
 
@@ -47,6 +48,7 @@ def judge_kernel(
     theirs: Operation,
     rows: Callable[[int], mx.array],
     *,
+    exact: Operation | None = None,
     size: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Choice:
@@ -57,23 +59,24 @@ def judge_kernel(
     Args:
         ours: The kernel, on rows (M, K) of any number.
         theirs: The same by MLX.
+        exact: The same in float32; else what MLX computes has to do.
         rows: Makes this many rows.
         size: Bytes that an operation reads.
         clock: Seconds.
     """
     chain = max(SHORTEST_CHAIN, min(CHAIN, BYTES_OF_CHAIN // max(size, 1)))
     try:
-        for count in ROWS:
-            if fault := _fault(ours, theirs, rows(count)):
+        for number in ROWS:
+            if fault := _fault(ours, exact or theirs, rows(number)):
                 return Choice(0, fault)
-        seconds = {count: _chain_seconds(ours, theirs, rows(count), chain, clock) for count in ROWS}
+        seconds = {each: _chain_seconds(ours, theirs, rows(each), chain, clock) for each in ROWS}
     except Exception as error:  # noqa: BLE001  (of a compiler or driver that nobody has tried)
-        return Choice(0, f"it failed: {first_line(error)}")
-    speeds = {str(count): round(mlx / own, 3) for count, (own, mlx) in seconds.items()}
-    most = [sum(seconds[count][i] for count in ROWS if count > FEWER_ROWS) for i in (0, 1)]
+        return Choice(0, what_failed(error))
+    speeds = {str(number): round(mlx / own, 3) for number, (own, mlx) in seconds.items()}
+    most = [sum(seconds[each][i] for each in ROWS if each > FEWER_ROWS) for i in (0, 1)]
     limit = FEWER_ROWS if most[0] > SLOWEST * most[1] else MAX_ROWS
-    several = [count for count in ROWS if 1 < count <= limit]
-    pair = [seconds[1][i] + fmean(seconds[count][i] for count in several) for i in (0, 1)]
+    several = [each for each in ROWS if 1 < each <= limit]
+    pair = [seconds[1][i] + fmean(seconds[each][i] for each in several) for i in (0, 1)]
     if seconds[1][0] > SLOWEST * seconds[1][1]:
         return Choice(0, f"a row takes {seconds[1][0] / seconds[1][1]:.2f} times MLX's", speeds)
     if pair[0] > GAIN * pair[1]:
@@ -82,17 +85,28 @@ def judge_kernel(
     return Choice(limit, f"{gain}, up to {limit} rows", speeds)
 
 
-def _fault(ours: Operation, theirs: Operation, x: mx.array) -> str | None:
+def _fault(ours: Operation, exact: Operation, x: mx.array) -> str | None:
     """Say what is wrong with a kernel's results, if anything is."""
-    found, wanted = ours(x, 0), theirs(x, 0).astype(mx.float32)
-    apart = float(mx.abs(found.astype(mx.float32) - wanted).max())
-    most = ROUNDING[found.dtype] * float(mx.abs(wanted).max())
-    if not apart <= most:
-        return f"{len(x)} rows are wrong: {apart:.3g} from MLX's, and rounding is {most:.3g}"
+    found = ours(x, 0)
+    if why := apart(found, exact(x, 0)):
+        return f"the result for {count(len(x), 'row')} is {why}"
     single = mx.concatenate([ours(x[i : i + 1], 0) for i in range(len(x))])
     if not mx.array_equal(found, single):
-        return f"{len(x)} rows have other bits than each of them alone"
+        return f"{count(len(x), 'row')} have other bits than each of them alone"
     return None
+
+
+def apart(found: mx.array, wanted: mx.array) -> str | None:
+    """Say how far a result is from what it has to be, if rounding does not explain it."""
+    off = float(mx.abs(found.astype(mx.float32) - wanted.astype(mx.float32)).max())
+    most = ROUNDING[found.dtype] * float(mx.abs(wanted.astype(mx.float32)).max())
+    return None if off <= most else f"off by {off:.3g}, and rounding allows {most:.3g}"
+
+
+def what_failed(error: Exception) -> str:
+    """Return a reason not to use a kernel; a compiler says what is wrong behind its first line."""
+    told = [line for line in str(error).splitlines() if "error:" in line]
+    return f"it failed: {first_line(ValueError(told[0]) if told else error)}"
 
 
 def _chain_seconds(
@@ -101,10 +115,11 @@ def _chain_seconds(
     """Return the least seconds of a chain of each, taken in turns."""
 
     def chain(operation: Operation) -> float:
-        y, began = x, clock()
+        y = x
         for i in range(length):
             # The next one waits for this one; calls that do not depend on each other overlap.
             y = mx.maximum(x, operation(y, i)[:, :1])
+        began = clock()
         mx.eval(y)
         return clock() - began
 
@@ -117,8 +132,9 @@ class Choices:
     """What was chosen on this machine, kept for later processes; what is deleted is tried again."""
 
     def __init__(self, source: str) -> None:
-        """Read what was chosen for kernels of this source."""
-        kind = repr((__version__, MLX_VERSION, chip(mx.gpu), source)).encode()
+        """Read what was chosen for kernels of this source, by this system's compiler."""
+        system = platform.mac_ver()[0]
+        kind = repr((__version__, MLX_VERSION, chip(mx.gpu), system, source)).encode()
         folder = cache_folder() / "kernels"
         self._path = folder / f"{hashlib.sha256(kind).hexdigest()[:32]}.json"
         self._made: dict[str, Choice] = {}

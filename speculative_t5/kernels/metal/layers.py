@@ -1,7 +1,7 @@
 """T5's decoder for few rows on Metal, with our kernels where this machine's choice is to use them.
 
-The modules differ from the plain ones in their classes alone. What has more than MAX_ROWS rows, and
-a product whose kernel was not chosen, is computed as there.
+The modules differ from the plain ones in their classes alone. Passes over more rows, and products
+whose kernel was not chosen, are computed as in the plain modules.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from .attention import MAX_HEAD, cross_attention, self_attention
 from .choice import MAX_ROWS
 from .products import FUSED_ACTIVATIONS, GROUPS, Matrix, Norm, product
 
+LEAST_SIZE = 8  # of arrays; MLX gives smaller ones in another address space
 TYPES = (mx.float16, mx.bfloat16, mx.float32)
 
 taken: dict[str, int] = {}  # up to how many rows each kernel is used, by its key
@@ -34,12 +35,12 @@ class FewRowsLayer(t5.DecoderLayer):
         fits = taken and batch * length <= MAX_ROWS and is_plain(self)
         if cache is None or not fits:
             return super().__call__(x, bias, cache, source, padding)
-        own, cross = self.self_attention, self.cross_attention
+        own, cross, feed = self.self_attention, self.cross_attention, self.feed_forward
         rows = x.reshape(-1, width)
         qkv = multiplied(rows, own.qkv, norm=self.self_norm).reshape(batch, length, -1)
         heads = t5.split_heads(qkv, 3, own.num_heads)
         cache = write(cache, heads[1:], bias.offsets)
-        if is_taken(attention_key(x.dtype, cache), len(rows)):
+        if is_taken(attention_key(qkv.dtype, cache), len(rows)):
             found = self_attention(qkv, cache, bias.table, bias.offsets)
         else:
             keys, values = cache
@@ -48,7 +49,7 @@ class FewRowsLayer(t5.DecoderLayer):
 
         grouped = multiplied(rows, cross.q, norm=self.cross_norm)
         grouped = grouped.reshape(source.shape[1], -1, grouped.shape[1])
-        if is_taken(attention_key(x.dtype, source), len(rows)):
+        if is_taken(attention_key(grouped.dtype, source), len(rows)):
             found = cross_attention(grouped, source, None if padding is None else padding.mask)
         else:
             (queries,) = t5.split_heads(grouped, 1, cross.num_heads)
@@ -57,26 +58,23 @@ class FewRowsLayer(t5.DecoderLayer):
             found = t5.join_heads(t5.attend(queries, keys, values, mask))
         rows = multiplied(found.reshape(len(rows), -1), cross.out, added=rows)
 
-        feed = self.feed_forward
-        if feed.activation in FUSED_ACTIVATIONS and is_taken(product_key(feed.wi), len(rows)):
-            hidden = multiplied(
-                rows,
-                feed.wi,
-                norm=self.feed_forward_norm,
-                activation=feed.activation,
-                gated=feed.gated,
-            )
+        norm = self.feed_forward_norm
+        fuses = feed.activation in FUSED_ACTIVATIONS and norm.weight.dtype == rows.dtype
+        if fuses and kernel_matrix(rows, feed.wi) is not None:
+            act = feed.activation
+            hidden = multiplied(rows, feed.wi, norm=norm, activation=act, gated=feed.gated)
         else:
-            hidden = feed.hidden(self.feed_forward_norm(rows))
+            hidden = feed.hidden(multiplied(rows, feed.wi, norm=norm))
         return multiplied(hidden, feed.wo, added=rows).reshape(x.shape), cache
 
 
 class FewRowsHead(t5.Head):
     def project(self, x: mx.array, output: nn.Module, size: int) -> mx.array:
         rows = x.reshape(-1, x.shape[-1])
-        if not is_taken(product_key(output), len(rows)):
+        matrix = kernel_matrix(rows, output)
+        if matrix is None:
             return super().project(x, output, size)
-        return multiplied(rows, output)[:, :size].reshape(*x.shape[:-1], size)
+        return product(rows, matrix.first(size)).reshape(*x.shape[:-1], size)
 
 
 FEW_ROWS_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
@@ -94,15 +92,26 @@ def multiplied(
     activation: str | None = None,
     gated: bool = False,
 ) -> mx.array:
-    """Return the product of rows (M, K) with a module's matrix, by the kernel if it is used."""
-    matrix = matrix_of(module)
-    used = is_taken(product_key(module), len(rows))
-    if matrix is not None and used and matrix.dtype == rows.dtype:
+    """Return the product of rows (M, K) with a module's matrix, by the kernel if it is used.
+
+    An activation is for the kernel alone; see `kernel_matrix`.
+    """
+    matrix = kernel_matrix(rows, module)
+    if norm is not None and (matrix is None or norm.weight.dtype != rows.dtype):
+        rows, norm = norm(rows), None
+    if matrix is not None and rows.dtype == matrix.dtype:
         before = None if norm is None else Norm(norm.weight, norm.eps)
         return product(rows, matrix, norm=before, added=added, activation=activation, gated=gated)
-    normed = rows if norm is None else norm(rows)
-    y: mx.array = module(normed) if added is None else t5.add_product(added, module, normed)
+    assert activation is None and not gated
+    y: mx.array = module(rows) if added is None else t5.add_product(added, module, rows)
     return y
+
+
+def kernel_matrix(rows: mx.array, module: nn.Module) -> Matrix | None:
+    """Return a module's matrix if its kernel is used for rows like these; else None."""
+    matrix = matrix_of(module)
+    fits = matrix is not None and matrix.dtype == rows.dtype and rows.size >= LEAST_SIZE
+    return matrix if fits and is_taken(product_key(module), len(rows)) else None
 
 
 def is_taken(key: str | None, rows: int) -> bool:
@@ -114,12 +123,12 @@ def matrix_of(module: nn.Module) -> Matrix | None:
     """Return a module's matrix as kernels take it; None if they cannot."""
     if "bias" in module:
         return None
-    if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
+    if type(module) in (nn.QuantizedLinear, nn.QuantizedEmbedding):
         known = module.mode == "affine" and module.bits in (4, 8) and module.group_size in GROUPS
         parts = module.weight, module.scales, module.biases, module.bits, module.group_size
         return Matrix(*parts) if known and module.scales.dtype in TYPES else None
     if type(module) in (nn.Linear, nn.Embedding) and module.weight.dtype in TYPES:
-        return Matrix(module.weight)
+        return Matrix(module.weight) if module.weight.size >= LEAST_SIZE else None
     return None
 
 

@@ -11,7 +11,7 @@ using namespace metal;
 
 static constant constexpr const int LANES = 32;
 
-// Four numbers of a row; zeros behind its end.
+// Four numbers of a row; zeros past its end.
 template <typename T>
 inline void read_stretch(const device T* row, int at, int size, thread float* found) {
   for (int i = 0; i < 4; i++)
@@ -41,7 +41,7 @@ struct Floats {
 
   static constant constexpr const int STRETCH = 4;  // numbers of a row that a thread reads at a time
 
-  void read(int output, int at, thread float* found) const {
+  void read(int output, int at, thread float* found) const thread {
     read_stretch(matrix + static_cast<size_t>(output) * size, at, size, found);
   }
 };
@@ -58,7 +58,7 @@ struct Quantized {
   static constant constexpr const int STRETCH = 8;
   static constant constexpr const int IN_WORD = 32 / BITS;
 
-  void read(int output, int at, thread float* found) const {
+  void read(int output, int at, thread float* found) const thread {
     size_t place = static_cast<size_t>(output) * size + at, group = place / GROUP;
     float scale = static_cast<float>(scales[group]), bias = static_cast<float>(biases[group]);
     const device uint32_t* words = packed + place / IN_WORD;
@@ -75,7 +75,7 @@ struct Plain {
   const device T* x;
   int first, rows, size;
 
-  float value(int r, int i) const {
+  float value(int r, int i) const thread {
     return static_cast<float>(x[min(first + r, rows - 1) * size + i]);
   }
 };
@@ -87,7 +87,7 @@ struct Normed {
   const device T* weight;
   float inverse[ROWS];
 
-  float value(int r, int i) const {
+  float value(int r, int i) const thread {
     T scaled = static_cast<T>(own.value(r, i) * inverse[r]);
     T weighted = static_cast<T>(static_cast<float>(weight[i]) * static_cast<float>(scaled));
     return static_cast<float>(weighted);

@@ -1,4 +1,4 @@
-"""Products of few rows on Metal: y = x W^T in one kernel, with what is before and behind it.
+"""Products of few rows on Metal: y = x W^T in one kernel, with what is before and after it.
 
 The kernels are in products.metal; here they are put together for `mx.fast.metal_kernel`. The bits
 of a row do not depend on how many rows there are.
@@ -16,10 +16,10 @@ OUTPUTS, TOGETHER = 4, 4  # columns of a simdgroup, and simdgroups of a threadgr
 LANES = 32
 GROUPS = (32, 64, 128)  # of quantized matrices
 FUSED_ACTIVATIONS = {  # of `linear`, in float
-    "relu": "max(gate, 0.0f)",
+    "relu": "(gate < 0.0f ? 0.0f : gate)",
     "silu": "gate / (1.0f + exp(-gate))",
     "gelu_new": (
-        "0.5f * gate * (1.0f + tanh(0.7978845608f * (gate + 0.044715f * gate * gate * gate)))"
+        "0.5f * gate * (1.0f + tanh(0.7978845608f * fma(0.044715f * gate * gate, gate, gate)))"
     ),
 }
 
@@ -37,6 +37,13 @@ class Matrix(NamedTuple):
     def shape(self) -> tuple[int, int]:
         outputs, width = self.weight.shape
         return outputs, width * 32 // self.bits if self.bits else width
+
+    def first(self, outputs: int) -> "Matrix":
+        """Return the part that computes so many outputs."""
+        if self.scales is None or self.biases is None:
+            return self._replace(weight=self.weight[:outputs])
+        scales, biases = self.scales[:outputs], self.biases[:outputs]
+        return self._replace(weight=self.weight[:outputs], scales=scales, biases=biases)
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -123,8 +130,9 @@ def _body(
     sums = "float {0}[ROWS * OUTPUTS];\nsums_of<ROWS, OUTPUTS>(input, w, {1}, matrix, lane, {0});"
     second = sums.format("linear", "column + columns") if gated else ""
     made = FUSED_ACTIVATIONS.get(activation or "", "gate")
-    made = f"({made}) * linear[r * OUTPUTS + n]" if gated else made
-    made = f"static_cast<float>(added[place]) + {made}" if "added" in names else made
+    other, more = "linear[r * OUTPUTS + n]" if gated else "1.0f", "0.0f"
+    if "added" in names:
+        more = "static_cast<float>(added[place])"
     return f"""
 const int rows = x_shape[0], size = x_shape[1], matrix = weight_shape[0];
 const int columns = matrix / {1 + gated};
@@ -140,6 +148,6 @@ for (int r = 0; r < ROWS; r++)
     if (int(lane) == r * OUTPUTS + n && first + r < rows && column + n < columns) {{
       const size_t place = static_cast<size_t>(first + r) * columns + column + n;
       const float gate = gates[r * OUTPUTS + n];
-      y[place] = static_cast<T>({made});
+      y[place] = static_cast<T>(fma({made}, {other}, {more}));
     }}
 """
