@@ -48,7 +48,7 @@ def check(found: mx.array, wanted: mx.array) -> None:
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs", "dtype"),
     [
-        (1, 1, 1, mx.float32),
+        (1, 1, 8, mx.float32),
         (1, 7, 33, mx.float16),
         (3, 8, 128, mx.bfloat16),
         (9, 13, 261, mx.float32),
@@ -127,3 +127,9 @@ def test_attention_is_right_and_queries_have_the_bits_they_have_alone(
     mask = mx.where(hidden, -mx.inf, 0.0).astype(dtype)
     check(cross_attention(x, cache, mask), wanted(wide(mask)))
     check(cross_attention(x, cache, None), wanted(mx.array(0.0)))
+
+
+def test_sources_are_plain_text() -> None:
+    """MLX gives them to Metal as ASCII."""
+    for source in (products.PRODUCTS, attention.ATTENTION):
+        assert source.isascii() and "\t" not in source

@@ -126,6 +126,7 @@ def matrix_of(module: nn.Module) -> Matrix | None:
     if type(module) in (nn.QuantizedLinear, nn.QuantizedEmbedding):
         known = module.mode == "affine" and module.bits in (4, 8) and module.group_size in GROUPS
         parts = module.weight, module.scales, module.biases, module.bits, module.group_size
+        known = known and module.scales.size >= LEAST_SIZE
         return Matrix(*parts) if known and module.scales.dtype in TYPES else None
     if type(module) in (nn.Linear, nn.Embedding) and module.weight.dtype in TYPES:
         return Matrix(module.weight) if module.weight.size >= LEAST_SIZE else None
