@@ -39,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (*BUILT_FROM, *TEXTS, *FOLDERS):
         (source / name).symlink_to(REPOSITORY / name)
     for path in (REPOSITORY / "speculative_t5").glob("**/*"):
-        if path.suffix in (".py", ".c", ".h", ".cpp", ".typed", ".html"):
+        if path.suffix in (".py", ".c", ".h", ".cpp", ".metal", ".typed", ".html"):
             copy = source / path.relative_to(REPOSITORY)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.symlink_to(path)
@@ -69,6 +69,8 @@ def test_wheel_has_the_modules_and_models_and_nothing_else(installed: Path) -> N
     assert found == modules
     assert not {path.suffix for path in package.rglob("*")} & {".c", ".h", ".cpp"}
     assert (package / "serve" / "page.html").is_file()
+    kernels = {path.name for path in (ours / "kernels" / "metal").glob("*.metal")}
+    assert {path.name for path in package.rglob("*.metal")} == kernels != set()
     assert "Tatoeba" in (package / "weights" / "README.md").read_text()
     assert "CC BY 2.0 FR" in (package / "weights" / "LICENSE").read_text()
     for name in MODELS:
