@@ -202,10 +202,10 @@ def used(model: T5, rows: int = 16) -> T5:
 
 
 ONE, TWO = [[5, 6, 7, 1]], [[5, 6, 7, 1], [8, 1]]
-compiled = pytest.mark.skipif(interpreter.COMPILER is None, reason="there is no C++ compiler")
+needs_compiler = pytest.mark.skipif(interpreter.COMPILER is None, reason="there is no C++ compiler")
 
 
-@compiled
+@needs_compiler
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [
@@ -245,7 +245,7 @@ def test_a_decoder_with_kernels_computes_as_without(
     assert sum(kernel.calls for kernel in forced) > calls
 
 
-@compiled
+@needs_compiler
 def test_what_a_machine_chooses_is_tried_in_a_layer(
     forced: list[interpreter.Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,11 +267,11 @@ def test_what_a_machine_chooses_is_tried_in_a_layer(
     assert not layers.taken
 
 
-@compiled
+@needs_compiler
 def test_kernels_are_tried_as_they_will_run(
     monkeypatch: pytest.MonkeyPatch, forced: list[interpreter.Kernel]
 ) -> None:
-    """The real trial, but for time."""
+    """Results are compared as on a Mac; times are accepted whatever they are."""
     monkeypatch.setattr(metal, "judge_kernel", judge_kernel)
     for name, value in {"ROWS": (1, 9), "CHAIN": 2, "REPEATS": 1}.items():
         monkeypatch.setattr(choice, name, value)
@@ -287,7 +287,7 @@ def test_kernels_are_tried_as_they_will_run(
     assert sum(not each.rows for each in found.values()) == 5, found
 
 
-@compiled
+@needs_compiler
 def test_what_kernels_do_not_take_is_computed_by_mlx(
     forced: list[interpreter.Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def mac_of_two_kernels(length: int) -> float:
 
 
 def few_rows(length: int) -> float:
-    """Kernels of ours: a read of the weights for every 8 rows, divided evenly."""
+    """Kernels of ours read the weights once for each group of at most 8 rows."""
     reads = math.ceil(length / SHARED_ROWS)
     return reads * (1 + A_ROW_MORE * (math.ceil(length / reads) - 1))
 

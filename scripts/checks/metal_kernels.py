@@ -62,7 +62,7 @@ def case(kind: str, found: mx.array, wanted: mx.array, alone: mx.array) -> Case:
 
 
 def products(dtype: mx.Dtype) -> Iterator[Case]:
-    """Matrices as they are, for every number of rows."""
+    """Multiply by matrices that are not quantized, with every number of rows."""
     for (outputs, inputs), rows in every(SHAPES, range(1, MOST_ROWS + 1)):
         x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1)
         matrix = Matrix(weight)
@@ -82,7 +82,7 @@ def quantized(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 def with_more(dtype: mx.Dtype) -> Iterator[Case]:
-    """With a norm before, and an activation, a gate or a sum behind."""
+    """Multiply with a norm before, and an activation, a gate or a sum after."""
     acts = {"": lambda x: x, "relu": nn.relu, "silu": nn.silu, "gelu_new": nn.gelu_approx}
     for act, gated, rows in every(acts, (False, True), (1, 3, 9)):
         x, weight = random(rows, 96, dtype=dtype), random(10, 96, dtype=dtype, seed=1) * 0.1

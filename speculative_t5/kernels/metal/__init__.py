@@ -37,7 +37,7 @@ def accelerate_on_metal(model: CompiledModel) -> None:
 
 
 def use_kernels(model: CompiledModel, kernels: Mapping[str, int]) -> None:
-    """Make a T5 use the kernels of these keys, each up to so many rows."""
+    """Let a T5 use kernels, given by key, each for at most the stated number of rows."""
     layers.taken.update(kernels)
     if kernels:
         for module in model.modules():
@@ -48,13 +48,12 @@ def use_kernels(model: CompiledModel, kernels: Mapping[str, int]) -> None:
 @contextmanager
 def kernels_off(model: CompiledModel) -> Iterator[bool]:
     """Let a model run MLX's operations alone, for a comparison; say whether it had others."""
-    kept = {**layers.taken}
-    layers.taken.clear()  # for as long as this lasts
-    model.recompile()
+    had_some = bool(layers.taken)
     try:
-        yield bool(kept)
+        with layers.using({}):
+            model.recompile()
+            yield had_some
     finally:
-        layers.taken.update(kept)
         model.recompile()
 
 
@@ -178,26 +177,14 @@ def _try_layer(model: CompiledModel, used: Mapping[str, int]) -> Choice:
     plain.__class__ = t5.DecoderLayer
     few = copy(plain)
     few.__class__ = layers.FewRowsLayer
-    kept = {**layers.taken}
     try:
         for count in ROWS_OF_LAYER:
             for rows in {1, 2, count} if count % 2 == 0 else {1, count}:
                 trial = _LayerTrial(model, decoder, rows, count // rows)
-                layers.taken.clear()
-                wanted = trial.run(plain, 0, trial.length)
-                layers.taken.update(used)
-                found = trial.run(few, 0, trial.length)
-                if fault := apart(found, wanted):
-                    return Choice(0, f"{rows} x {trial.length} rows are {fault}")
-                alone = [trial.run(few, at, at + 1) for at in range(trial.length)]
-                limit = min([*used.values(), MAX_ROWS])
-                if count <= limit and not mx.array_equal(found, mx.concatenate(alone, axis=1)):
-                    return Choice(0, f"{rows} x {trial.length} rows have other bits than alone")
+                if fault := trial.fault(plain, few, used):
+                    return Choice(0, f"{rows} x {trial.length} rows {fault}")
     except Exception as error:  # noqa: BLE001  (of a compiler or driver that nobody has tried)
         return Choice(0, what_failed(error))
-    finally:
-        layers.taken.clear()
-        layers.taken.update(kept)
     return Choice(FEWER_ROWS, "right in a layer")
 
 
@@ -217,7 +204,23 @@ class _LayerTrial:
         self._mask = mx.where(hidden, -mx.inf, 0.0).astype(dtype)
         self._table, self.length = decoder.tables()[0], length
 
-    def run(self, layer: t5.DecoderLayer, first: int, last: int) -> mx.array:
+    def fault(
+        self, plain: t5.DecoderLayer, few: t5.DecoderLayer, used: Mapping[str, int]
+    ) -> str | None:
+        """Say what is wrong with the output of a layer that uses kernels, if anything is."""
+        with layers.using({}):
+            wanted = self._run(plain, 0, self.length)
+        with layers.using(used):
+            found = self._run(few, 0, self.length)
+            alone = [self._run(few, at, at + 1) for at in range(self.length)]
+        if off := apart(found, wanted):
+            return f"are {off}"
+        is_promised = len(self._x) * self.length <= min([*used.values(), MAX_ROWS])
+        if is_promised and not mx.array_equal(found, mx.concatenate(alone, axis=1)):
+            return "have other bits than alone"
+        return None
+
+    def _run(self, layer: t5.DecoderLayer, first: int, last: int) -> mx.array:
         """Return a layer's output for some positions; the cache has those before."""
         (rows, _, _), (_, _, heads, positions, _) = self._x.shape, self._cache.shape
         offsets, length, sources = self._offsets + first, last - first, len(self._mask)

@@ -6,6 +6,9 @@ whose kernel was not chosen, are computed as in the plain modules.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -18,6 +21,19 @@ LEAST_SIZE = 8  # of arrays; MLX gives smaller ones in another address space
 TYPES = (mx.float16, mx.bfloat16, mx.float32)
 
 taken: dict[str, int] = {}  # up to how many rows each kernel is used, by its key
+
+
+@contextmanager
+def using(kernels: Mapping[str, int]) -> Iterator[None]:
+    """Use these kernels and no others, for a comparison."""
+    kept = {**taken}
+    taken.clear()
+    taken.update(kernels)
+    try:
+        yield
+    finally:
+        taken.clear()
+        taken.update(kept)
 
 
 class FewRowsLayer(t5.DecoderLayer):

@@ -39,7 +39,7 @@ class Matrix(NamedTuple):
         return outputs, width * 32 // self.bits if self.bits else width
 
     def first(self, outputs: int) -> "Matrix":
-        """Return the part that computes so many outputs."""
+        """Return the matrix of the first outputs alone."""
         if self.scales is None or self.biases is None:
             return self._replace(weight=self.weight[:outputs])
         scales, biases = self.scales[:outputs], self.biases[:outputs]
