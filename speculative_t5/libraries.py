@@ -19,8 +19,9 @@ from pathlib import Path
 NATIVE_SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is; or the most of `LIMITS`
 NATIVE_PARTS = ("products", "layers", "OpenBLAS")
 KERNELS_FOLDER = Path(__file__).parent / "kernels"  # of the C parts, if they were built
-INSTRUCTIONS = "portable code", "AVX2", "AVX-512", "AVX-512 with VNNI"  # of our products
-LIMITS = "portable", "avx2", "avx512", "vnni"  # the same, as the switch names them
+# Of our products, and the same as the switch names them.
+INSTRUCTIONS = "portable code", "AVX2", "AVX-512", "AVX-512 with VNNI", "AVX-512 with AMX"
+LIMITS = "portable", "avx2", "avx512", "vnni", "amx"
 FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
 OPENBLAS_PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
 # Of glibc's mallopt: freed memory that a process keeps, and what is mapped by itself, in bytes.

@@ -21,12 +21,12 @@ from mlx.utils import tree_flatten
 from test_products import using_layers
 
 FLOATS = mx.float32, mx.float16, mx.bfloat16
-ROWS = 1, 2, 5, 6, 7, 8, 12, 13, 31, 64  # of one tile, of several, and of widened columns
+ROWS = 1, 2, 5, 6, 7, 8, 12, 13, 16, 17, 25, 31, 64  # of a tile, of several, and of wide columns
 
 pytestmark = needs_layers
 
 
-@pytest.fixture(params=[0, 1, 2, 3], ids=["plain", "avx2", "avx512", "vnni"])
+@pytest.fixture(params=range(5), ids=["plain", "avx2", "avx512", "vnni", "amx"])
 def library(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """The layers, by a copy of the products with these instructions; OpenBLAS for 40 rows or more.
 
@@ -43,7 +43,7 @@ def library(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     own = layers.library
     with using_layers(copy):
         yield SimpleNamespace(
-            Matrix=own.Matrix, linear=own.linear, embed=own.embed, rounds=request.param == 3
+            Matrix=own.Matrix, linear=own.linear, embed=own.embed, rounds=request.param >= 3
         )
 
 
@@ -104,6 +104,18 @@ def test_quantized_matrices_are_what_their_bits_stand_for(
         ids = mx.array([[n - 1, 0, n, -1]])
         rows = np.array(library.embed(ids, matrix))[0]
         assert np.abs(rows[:2] - exact[[n - 1, 0]]).max() < 1e-6 and np.isnan(rows[2:]).all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_rows_that_are_multiplied_some_at_a_time_have_their_own_bits(
+    library: Any, bits: int
+) -> None:
+    """2^19 numbers of rows are rounded at once, here 144 rows."""
+    x, matrix = numbers(300, 4096), library.Matrix(*mx.quantize(numbers(18, 4096), 64, bits), bits)
+    found = linear(library, x, matrix)
+    places = [0, 127, 143, 144, 145, 287, 288, 299]
+    alone = np.concatenate([linear(library, x[i : i + 1], matrix) for i in places])
+    assert np.abs(found[places] - alone).max() < (0.02 if not library.rounds else 1e-9)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -16,9 +16,14 @@
 #define LEAST_SIZE 1e-30f  /* smaller numbers are rounded to zeros */
 #define ROUNDED_MOST 32512 /* 127 * 256: the higher byte of what is rounded to it is 127 */
 
+/* How the bytes of a row's numbers are ordered, as those of a matrix are unpacked. */
+enum number_order { AS_STORED, IN_EIGHTS, EVEN_FIRST };
+
 struct rounded_rows {
     int size, groups;     /* numbers that share a scale, and how often that is in a row */
-    int8_t *high, *low;   /* (m, k): a number is (256 * high + low) * scale */
+    int by_tiles;         /* of AMX */
+    enum number_order order;
+    int8_t *high, *low;   /* (m, k): a number is (256 * high + low) * scale; or quads of tiles */
     float *scales, *sums; /* (m, groups); sums are those of numbers, as they were rounded */
 };
 
@@ -28,6 +33,7 @@ typedef struct {
     const uint8_t *data;          /* of these columns; only used without quads */
     const __m512i *quads;         /* all of them, or NULL */
     const float *scales, *biases; /* (groups of the matrix, 16) */
+    void *unpacked;               /* room for these columns' numbers as bytes */
     int column;
     __mmask16 lanes;
 } integer_tile;
@@ -112,6 +118,24 @@ INLINE __m512i four_bytes(const int8_t *x)
     return _mm512_set1_epi32((int)word_at(x));
 }
 
+/* A sum of floats, and what a group adds to it: the same however `whole` came about. */
+INLINE __m512 add_group(__m512 sum, __m512i whole, __m512 scale, __m512 bias, __m512 row_scale,
+                        __m512 row_sum)
+{
+    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), _mm512_mul_ps(scale, row_scale), sum);
+    return _mm512_fmadd_ps(bias, row_sum, sum);
+}
+
+INLINE void store_columns(const integer_tile *tile, int row, __m512 sum)
+{
+    const product *p = tile->p;
+    float *c = p->c + (size_t)row * (size_t)p->ldc + tile->column;
+    sum = _mm512_mul_ps(sum, _mm512_set1_ps(p->alpha));
+    if (p->beta != 0)
+        sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(tile->lanes, c), _mm512_set1_ps(p->beta), sum);
+    _mm512_mask_storeu_ps(c, tile->lanes, sum);
+}
+
 INLINE void integer_rows(const integer_tile *tile, int row, int rows, int bits, int is_unpacked)
 {
     const product *p = tile->p;
@@ -158,20 +182,13 @@ INLINE void integer_rows(const integer_tile *tile, int row, int rows, int bits, 
         for (int i = 0; i < rows; i++) {
             const size_t place = (size_t)(row + i) * (size_t)x->groups + (size_t)g;
             const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high[i], 8), low[i]);
-            sum[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole),
-                                     _mm512_mul_ps(scale, _mm512_set1_ps(x->scales[place])), sum[i]);
-            sum[i] = _mm512_fmadd_ps(bias, _mm512_set1_ps(x->sums[place]), sum[i]);
+            sum[i] = add_group(sum[i], whole, scale, bias, _mm512_set1_ps(x->scales[place]),
+                               _mm512_set1_ps(x->sums[place]));
         }
     }
     UNROLL
-    for (int i = 0; i < rows; i++) {
-        float *c = p->c + (size_t)(row + i) * (size_t)p->ldc + tile->column;
-        sum[i] = _mm512_mul_ps(sum[i], _mm512_set1_ps(p->alpha));
-        if (p->beta != 0)
-            sum[i] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(tile->lanes, c),
-                                     _mm512_set1_ps(p->beta), sum[i]);
-        _mm512_mask_storeu_ps(c, tile->lanes, sum[i]);
-    }
+    for (int i = 0; i < rows; i++)
+        store_columns(tile, row + i, sum[i]);
 }
 
 /* Functions of their own, each with all registers to itself. */
@@ -199,6 +216,44 @@ INTEGER_TILE(7)
 INTEGER_TILE(8)
 #undef INTEGER_TILE
 
+/* A row's numbers that share a scale: `count` from `a` on. Infinities and NaN make the scale NaN. */
+static TARGET void round_group(const float *a, int count, enum number_order order, int8_t *high, int8_t *low,
+                               float *scale, float *sum)
+{
+    const __m128i in_eights = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    const __m128i even_first = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    __m512i most = _mm512_setzero_si512(); /* as integers, sizes have the order that they have */
+    for (int i = 0; i < count; i += LANES)
+        most = _mm512_max_epu32(most, _mm512_and_si512(_mm512_loadu_si512(a + i),
+                                                       _mm512_set1_epi32(0x7fffffff)));
+    const float size = from_bits(_mm512_reduce_max_epu32(most));
+    const int is_number = size <= 3.402823466e38f, is_zero = size < LEAST_SIZE;
+    const __m512 steps = _mm512_set1_ps(is_number && !is_zero ? ROUNDED_MOST / size : 0);
+    __m512i total = _mm512_setzero_si512();
+    for (int i = 0; i < count; i += LANES) {
+        const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(
+            is_number ? _mm512_loadu_ps(a + i) : _mm512_setzero_ps(), steps));
+        const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
+        __m128i h = _mm512_cvtepi32_epi8(upper), l = _mm512_cvtepi32_epi8(v);
+        if (order != AS_STORED) {
+            h = _mm_shuffle_epi8(h, order == IN_EIGHTS ? in_eights : even_first);
+            l = _mm_shuffle_epi8(l, order == IN_EIGHTS ? in_eights : even_first);
+        }
+        if (order == EVEN_FIRST) { /* of all numbers */
+            _mm_storel_epi64((__m128i *)(high + i / 2), h);
+            _mm_storel_epi64((__m128i *)(low + i / 2), l);
+            _mm_storeh_pd((double *)(high + (count + i) / 2), _mm_castsi128_pd(h));
+            _mm_storeh_pd((double *)(low + (count + i) / 2), _mm_castsi128_pd(l));
+        } else {
+            _mm_storeu_si128((__m128i *)(high + i), h);
+            _mm_storeu_si128((__m128i *)(low + i), l);
+        }
+        total = _mm512_add_epi32(total, v);
+    }
+    *scale = is_number ? (is_zero ? 0 : size / ROUNDED_MOST) : NAN;
+    *sum = *scale * (float)_mm512_reduce_add_epi32(total);
+}
+
 /* Several tiles of rows share quads. */
 static TARGET void unpack_quads(const uint8_t *b, size_t stride, int bits, __m512i *quads)
 {
@@ -213,36 +268,59 @@ static TARGET void unpack_quads(const uint8_t *b, size_t stride, int bits, __m51
     }
 }
 
+/* Memory for columns of a product: scales, biases, numbers unpacked, and numbers of the last. */
+static float *columns_memory(const product *p)
+{
+    const size_t k = (size_t)p->k, bits = (size_t)matrix_bits(p->stored);
+    return thread_memory(WIDE, 2 * k / (size_t)p->stored->group * LANES + k * LANES / 4 +
+                                   k * bits / 8 * LANES / 4);
+}
+
+/* Columns from `column` on: as many as there are lanes, with zeros from `end` on. */
+static TARGET integer_tile next_columns(const product *p, int column, int end, float *memory)
+{
+    const matrix *b = p->stored;
+    const int count = end - column < LANES ? end - column : LANES, groups = p->k / b->group;
+    const size_t stride = (size_t)p->k * (size_t)matrix_bits(b) / 8;
+    float *scales = memory, *biases = scales + (size_t)groups * LANES;
+    float *unpacked = biases + (size_t)groups * LANES, *rest = unpacked + (size_t)p->k * LANES / 4;
+    integer_tile tile = {.p = p, .scales = scales, .biases = biases, .unpacked = unpacked};
+    tile.column = column;
+    tile.lanes = (__mmask16)((1 << count) - 1);
+    tile.data = (const uint8_t *)b->data + (size_t)column * stride;
+    columns_of_scales(b->scales, b->scale_type, (size_t)column, groups, count, scales);
+    columns_of_scales(b->biases, b->scale_type, (size_t)column, groups, count, biases);
+    if (count < LANES) {
+        memset(rest, 0, LANES * stride);
+        memcpy(rest, tile.data, (size_t)count * stride);
+        tile.data = (const uint8_t *)rest;
+    }
+    return tile;
+}
+
+/* Fetch the first columns; those that follow are fetched while these are multiplied. */
+static TARGET void fetch_columns(const product *p, int column)
+{
+    const size_t stride = (size_t)p->k * (size_t)matrix_bits(p->stored) / 8;
+    const uint8_t *data = (const uint8_t *)p->stored->data + (size_t)column * stride;
+    for (size_t at = 0; at < LANES * stride; at += 64)
+        __builtin_prefetch(data + at, 0, 2);
+}
+
 /* Columns to `end`, for any number of rows. */
 static TARGET void integer_columns(const product *p, int column, int end)
 {
     static void (*const tiles[])(const integer_tile *, int) = {
         integer_rows1, integer_rows2, integer_rows3, integer_rows4,
         integer_rows5, integer_rows6, integer_rows7, integer_rows8};
-    const matrix *b = p->stored;
-    const int bits = matrix_bits(b), groups = p->k / b->group;
-    const size_t stride = (size_t)p->k * (size_t)bits / 8, scales = (size_t)groups * LANES;
-    /* Scales and biases, quads, and columns that are fewer than there are lanes. */
-    float *memory = thread_memory(WIDE, 2 * scales + (size_t)p->k * LANES / 4 + LANES * stride / 4);
-    __m512i *quads = (__m512i *)(memory + 2 * scales);
-    uint8_t *rest = (uint8_t *)(memory + 2 * scales + (size_t)p->k * LANES / 4);
-    const uint8_t *data = (const uint8_t *)b->data + (size_t)column * stride;
-    for (size_t at = 0; at < LANES * stride; at += 64) /* later tiles are fetched by those before */
-        __builtin_prefetch(data + at, 0, 2);
-    for (; column < end; column += LANES, data += LANES * stride) {
-        const int count = end - column < LANES ? end - column : LANES;
-        integer_tile tile = {p, data, NULL, memory, memory + scales, column,
-                             (__mmask16)((1 << count) - 1)};
-        columns_of_scales(b->scales, b->scale_type, (size_t)column, groups, count, memory);
-        columns_of_scales(b->biases, b->scale_type, (size_t)column, groups, count, memory + scales);
-        if (count < LANES) {
-            memset(rest, 0, LANES * stride);
-            memcpy(rest, data, (size_t)count * stride);
-            tile.data = rest;
-        }
+    const int bits = matrix_bits(p->stored);
+    float *memory = columns_memory(p);
+    fetch_columns(p, column);
+    for (; column < end; column += LANES) {
+        integer_tile tile = next_columns(p, column, end, memory);
         if (p->m > INTEGER_ROWS) {
-            unpack_quads(tile.data, stride, bits, quads);
-            tile.quads = quads;
+            unpack_quads(tile.data, (size_t)p->k * (size_t)bits / 8, bits, tile.unpacked);
+            tile.quads = tile.unpacked;
         }
         for (int row = 0, rows; row < p->m; row += rows) {
             rows = height_avx512(p->m - row, INTEGER_ROWS);
@@ -251,62 +329,37 @@ static TARGET void integer_columns(const product *p, int column, int end)
     }
 }
 
-/* A row's numbers that share a scale: `count` from `a` on. Infinities and NaN make the scale NaN. */
-static TARGET void round_group(const float *a, int count, int bits, int8_t *high, int8_t *low,
-                               float *scale, float *sum)
-{
-    /* The order of numbers of 4 bits in quads. */
-    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    __m512i most = _mm512_setzero_si512(); /* as integers, sizes have the order that they have */
-    for (int i = 0; i < count; i += LANES)
-        most = _mm512_max_epu32(most, _mm512_and_si512(_mm512_loadu_si512(a + i),
-                                                       _mm512_set1_epi32(0x7fffffff)));
-    const float size = from_bits(_mm512_reduce_max_epu32(most));
-    const int is_number = size <= 3.402823466e38f, is_zero = size < LEAST_SIZE;
-    const __m512 steps = _mm512_set1_ps(is_number && !is_zero ? ROUNDED_MOST / size : 0);
-    __m512i total = _mm512_setzero_si512();
-    for (int i = 0; i < count; i += LANES) {
-        const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(
-            is_number ? _mm512_loadu_ps(a + i) : _mm512_setzero_ps(), steps));
-        const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
-        __m128i h = _mm512_cvtepi32_epi8(upper), l = _mm512_cvtepi32_epi8(v);
-        if (bits == 4) {
-            h = _mm_shuffle_epi8(h, order);
-            l = _mm_shuffle_epi8(l, order);
-        }
-        _mm_storeu_si128((__m128i *)(high + i), h);
-        _mm_storeu_si128((__m128i *)(low + i), l);
-        total = _mm512_add_epi32(total, v);
-    }
-    *scale = is_number ? (is_zero ? 0 : size / ROUNDED_MOST) : NAN;
-    *sum = *scale * (float)_mm512_reduce_add_epi32(total);
-}
-
 static TARGET void round_rows(const product *p, const rounded_rows *x, int row, int end)
 {
-    const int bits = matrix_bits(p->stored);
     for (; row < end; row++)
         for (int g = 0; g < x->groups; g++) {
             const size_t place = (size_t)row * (size_t)x->groups + (size_t)g;
             const size_t at = (size_t)(g * x->size), to = (size_t)row * (size_t)p->k + at;
-            round_group(p->a + (size_t)row * (size_t)p->lda + at, x->size, bits, x->high + to,
+            round_group(p->a + (size_t)row * (size_t)p->lda + at, x->size, x->order, x->high + to,
                         x->low + to, x->scales + place, x->sums + place);
         }
 }
 
-/* Room for a product's rows. */
-static rounded_rows new_rounded(const product *p)
+/* Room for a product's rows; for whole tiles of them. */
+static rounded_rows new_rounded(const product *p, int by_tiles)
 {
     rounded_rows x;
+    x.by_tiles = by_tiles;
+    x.order = matrix_bits(p->stored) == 8 ? AS_STORED : by_tiles ? EVEN_FIRST : IN_EIGHTS;
     x.size = p->stored->group < MOST_SHARING ? p->stored->group : MOST_SHARING;
     x.groups = p->k / x.size;
-    const size_t groups = (size_t)p->m * (size_t)x.groups, count = (size_t)p->m * (size_t)p->k;
-    x.scales = thread_memory(ROUNDED, 2 * groups + count / 2 + 1);
-    x.sums = x.scales + groups;
-    x.high = (int8_t *)(x.sums + groups);
+    const size_t m = (size_t)(by_tiles ? (p->m + LANES - 1) / LANES * LANES : p->m);
+    const size_t groups = m * (size_t)x.groups, count = m * (size_t)p->k;
+    x.high = (int8_t *)thread_memory(ROUNDED, 2 * groups + count / 2 + 1);
     x.low = x.high + count;
+    x.scales = (float *)(x.low + count);
+    x.sums = x.scales + groups;
     return x;
 }
+
+#if defined(HAS_TILES)
+#include "tiles.h"
+#endif
 
 #undef TARGET
 #undef INLINE

@@ -41,6 +41,8 @@ typedef void (*sgemm)(int, int, int, int, int, int, float, const float *, int, c
 #define WIDENED (1 << 12)           /* floats of such columns: a core's nearest cache holds them */
 #define WIDENED_FOR_OTHER (1 << 20) /* the same for another library, which gains by more of them */
 #define TILES_SHARE (1 << 15)       /* floats of b that many tiles of rows read: a core's second cache */
+#define LEAST_BY_TILES(bits) ((bits) == 8 ? 6 : 8) /* rows of a product that AMX computes */
+#define MOST_ROUNDED (1 << 19)      /* numbers of rows that are multiplied before others are rounded */
 #define ROUNDED_CHUNK 16            /* rows to round that are worth another thread's attention */
 
 static float from_bits(uint32_t bits)
@@ -113,6 +115,7 @@ static float *thread_memory(int purpose, size_t count)
 }
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
@@ -202,6 +205,9 @@ static float *thread_memory(int purpose, size_t count)
 #undef BYTES_AT
 #undef NIBBLES_AT
 
+#if __has_include(<amxint8intrin.h>) || __has_include(<amxintrin.h>) /* GCC's, clang's */
+#define HAS_TILES
+#endif
 #include "integers.h"
 #endif
 
@@ -343,7 +349,7 @@ static void forget_workers(void)
  * shared: whether it uses one thread, and may be called by several at once, each for a part.
  * rows: the most rows of a product to compute here.
  * threads: to use, the caller's among them; 0 is as many as there are processors for this process.
- * level: 3 for AVX-512 with VNNI where there is, 2 without, 1 for at most AVX2, 0 for neither.
+ * level: 4 for AMX where there is, 3 for AVX-512 with VNNI, 2 without, 1 for at most AVX2, 0 for neither.
  */
 EXPORTED void products_init(void *library, int shared, int rows, int threads, int level)
 {
@@ -356,8 +362,10 @@ EXPORTED void products_init(void *library, int shared, int rows, int threads, in
     num_threads = threads < MAX_THREADS ? threads : MAX_THREADS;
     instructions = 0;
 #if defined(__x86_64__)
+    unsigned a, b, features = 0, d; /* clang 14 does not know F16C by its name */
+    __get_cpuid(1, &a, &b, &features, &d);
     if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
+        features & bit_F16C)
         instructions = 1;
     if (instructions == 1 && level > 1 && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512dq"))
@@ -365,6 +373,10 @@ EXPORTED void products_init(void *library, int shared, int rows, int threads, in
     if (instructions == 2 && level > 2 && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
         instructions = 3;
+#endif
+#if defined(HAS_TILES)
+    if (instructions == 3 && level > 3 && may_use_tiles())
+        instructions = 4;
 #endif
     functions = &of_level[instructions < 3 ? instructions : 2];
     pthread_atfork(NULL, NULL, forget_workers);
@@ -424,6 +436,12 @@ typedef struct {
 
 static void do_columns(const product *p, int column, int end)
 {
+#if defined(HAS_TILES)
+    if (p->rounded && p->rounded->by_tiles) {
+        tile_columns(p, column, end);
+        return;
+    }
+#endif
 #if defined(__x86_64__)
     if (p->rounded) {
         integer_columns(p, column, end);
@@ -479,6 +497,11 @@ static void multiply(const product *p)
     pthread_mutex_unlock(&busy);
 }
 
+static int at_most(int limit, int count)
+{
+    return count < limit ? count : limit;
+}
+
 #if defined(__x86_64__)
 typedef struct {
     const product *p;
@@ -488,27 +511,36 @@ typedef struct {
 static void do_rounding(const void *context, int i)
 {
     const rounding_job *j = context;
+#if defined(HAS_TILES)
+    if (j->x->by_tiles) {
+        round_tile(j->p, j->x, i * ROUNDED_CHUNK);
+        return;
+    }
+#endif
     int end = (i + 1) * ROUNDED_CHUNK;
     round_rows(j->p, j->x, i * ROUNDED_CHUNK, end < j->p->m ? end : j->p->m);
 }
 
+/* As many rows at a time as stay in a core's second cache while it takes all columns. */
 static void multiply_integers(const product *p)
 {
-    const rounded_rows x = new_rounded(p);
-    const rounding_job j = {p, &x};
-    products_share(do_rounding, &j, (p->m + ROUNDED_CHUNK - 1) / ROUNDED_CHUNK);
-    product rounded = *p;
-    rounded.rounded = &x;
-    multiply(&rounded);
+    const int step = MOST_ROUNDED / p->k / ROUNDED_CHUNK * ROUNDED_CHUNK + ROUNDED_CHUNK;
+    for (int row = 0; row < p->m; row += step) {
+        product part = *p;
+        part.m = at_most(step, p->m - row);
+        part.a += (size_t)row * (size_t)p->lda;
+        part.c += (size_t)row * (size_t)p->ldc;
+        const int by_tiles = instructions == 4 && part.m >= LEAST_BY_TILES(matrix_bits(p->stored));
+        const rounded_rows x = new_rounded(&part, by_tiles);
+        const rounding_job j = {&part, &x};
+        products_share(do_rounding, &j, (part.m + ROUNDED_CHUNK - 1) / ROUNDED_CHUNK);
+        part.rounded = &x;
+        multiply(&part);
+    }
 }
 #endif
 
 static void do_other(const product *p);
-
-static int at_most(int limit, int count)
-{
-    return count < limit ? count : limit;
-}
 
 /* For another library a matrix becomes one of floats, some columns at a time. */
 static void do_other_widened(const product *p, int first, int end)
@@ -566,7 +598,7 @@ static void do_other_rows(const void *context, int i)
 void products_multiply(const product *p)
 {
 #if defined(__x86_64__)
-    if (instructions == 3 && p->stored && p->stored->type >= STORED_AFFINE8) {
+    if (instructions >= 3 && p->stored && p->stored->type >= STORED_AFFINE8) {
         multiply_integers(p);
         return;
     }

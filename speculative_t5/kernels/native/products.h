@@ -44,7 +44,7 @@ void products_share(part f, const void *job, int count);
 int products_threads(void);
 int products_thread(void);
 
-/* Instructions to use: 3 is AVX-512 with VNNI, 2 without, 1 AVX2, 0 neither. */
+/* Instructions to use: 4 is AVX-512 with AMX, 3 with VNNI, 2 without, 1 AVX2, 0 neither. */
 int products_level(void);
 
 /* A row of a matrix as floats, `count` inputs. */
