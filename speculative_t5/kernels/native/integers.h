@@ -43,18 +43,23 @@ static inline int matrix_bits(const matrix *b)
     return b->type == STORED_AFFINE8 ? 8 : 4;
 }
 
-/* Bytes 0 to 15 of each column, which are `stride` apart, as four vectors. */
-INLINE void transposed(const uint8_t *b, size_t stride, __m512i w[4])
+INLINE __m512i with_16_bytes(__m512i v, int j, const uint8_t *b, __mmask16 bytes)
+{
+    const __m128i here = bytes == 0xffff ? _mm_loadu_si128((const __m128i *)b)
+                                         : _mm_maskz_loadu_epi8(bytes, b);
+    return _mm512_mask_broadcast_i32x4(v, (__mmask16)(15 << 4 * j), here);
+}
+
+/* The first 16 bytes of each column, or those of a mask, as four vectors; `stride` apart. */
+INLINE void transposed_bytes(const uint8_t *b, size_t stride, __mmask16 bytes, __m512i w[4])
 {
     __m512i v[4];
     UNROLL
     for (int i = 0; i < 4; i++) {
-        v[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(b + (size_t)i * stride)));
+        v[i] = _mm512_setzero_si512();
         UNROLL
-        for (int j = 1; j < 4; j++)
-            v[i] = _mm512_mask_broadcast_i32x4(
-                v[i], (__mmask16)(15 << 4 * j),
-                _mm_loadu_si128((const __m128i *)(b + (size_t)(4 * j + i) * stride)));
+        for (int j = 0; j < 4; j++)
+            v[i] = with_16_bytes(v[i], j, b + (size_t)(4 * j + i) * stride, bytes);
     }
     const __m512i low01 = _mm512_unpacklo_epi32(v[0], v[1]);
     const __m512i low23 = _mm512_unpacklo_epi32(v[2], v[3]);
@@ -64,6 +69,11 @@ INLINE void transposed(const uint8_t *b, size_t stride, __m512i w[4])
     w[1] = _mm512_unpackhi_epi64(low01, low23);
     w[2] = _mm512_unpacklo_epi64(high01, high23);
     w[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+
+INLINE void transposed(const uint8_t *b, size_t stride, __m512i w[4])
+{
+    transposed_bytes(b, stride, 0xffff, w);
 }
 
 /* The quads in 16 bytes of each column: 4 of numbers of 8 bits, or 8 of 4 bits. Those are in pairs,
@@ -86,7 +96,7 @@ static TARGET void columns_of_scales(const void *data, enum stored_type type, si
                                      int groups, int count, float *out)
 {
     const int is_wide = type == STORED_FLOAT32, each = is_wide ? 4 : 8; /* in 16 bytes */
-    if (groups < each || count < LANES) {
+    if (count < LANES) {
         for (int g = 0; g < groups; g++)
             for (size_t j = 0; j < LANES; j++)
                 out[(size_t)g * LANES + j] = j >= (size_t)count ? 0 : number_avx512(
@@ -96,10 +106,14 @@ static TARGET void columns_of_scales(const void *data, enum stored_type type, si
     const size_t stride = (size_t)groups * stored_bits(type) / 8;
     const uint8_t *b = (const uint8_t *)data + first * stride;
     for (int g = 0; g < groups; g += each) {
-        const int at = g + each <= groups ? g : groups - each;
+        const int at = g + each <= groups || groups < each ? g : groups - each;
+        const int there = groups < each ? groups : each;
         __m512i w[4];
-        transposed(b + (size_t)at * stored_bits(type) / 8, stride, w);
-        for (int t = 0; t < each; t++) {
+        if (there == each)
+            transposed(b + (size_t)at * stored_bits(type) / 8, stride, w);
+        else
+            transposed_bytes(b, stride, (__mmask16)((1 << 16 / each * there) - 1), w);
+        for (int t = 0; t < there; t++) {
             const __m512i here = is_wide ? w[t] : _mm512_srli_epi32(w[t / 2], t % 2 ? 16 : 0);
             const __m256i halves = _mm512_cvtepi32_epi16(here);
             __m512 numbers = _mm512_castsi512_ps(here);
