@@ -22,6 +22,7 @@ KERNELS_FOLDER = Path(__file__).parent / "kernels"  # of the C parts, if they we
 # Of our products, and the same as the switch names them.
 INSTRUCTIONS = "portable code", "AVX2", "AVX-512", "AVX-512 with VNNI", "AVX-512 with AMX"
 LIMITS = "portable", "avx2", "avx512", "vnni", "amx"
+INTEGERS_LEVEL = 3  # from which on products of quantized matrices are sums of integers
 FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
 OPENBLAS_PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
 # Of glibc's mallopt: freed memory that a process keeps, and what is mapped by itself, in bytes.

@@ -10,7 +10,8 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder, libraries, load
 from speculative_t5.checkpoints import dequantizing
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.kernels import accelerate, layers
+from speculative_t5.kernels import MOST_ENCODED, accelerate, layers
+from speculative_t5.models import encoder_decoder
 
 import mlx.core as mx
 import numpy as np
@@ -209,3 +210,37 @@ def test_a_quantized_folder_is_computed_with_as_it_is(
         dense, _ = load(stored)
     ids = mx.array([[5, 17, 9, 1]]), mx.array([[0, 9, 4, 3]])
     assert_close(model(*ids), np.array(dense(*ids)))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("keeps_wo", [False, True])
+def test_more_prompts_are_encoded_at_once_where_products_are_sums_of_integers(
+    keeps_wo: bool, tmp_path: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt's keys and values have the same bits among 20 of 12 tokens as alone."""
+    shape = V1_1 | {"d_model": 64, "d_ff": 128, "d_kv": 32}
+    write_checkpoint(tmp_path / "source", shape, spiece)
+    stored = convert(
+        str(tmp_path / "source"), tmp_path / "stored", quantize=8, group_size=32, keep_wo=keeps_wo
+    )
+    model, _ = load(stored)
+    sums_integers = libraries.products.products_level() >= libraries.INTEGERS_LEVEL
+    if not sums_integers or keeps_wo:
+        assert model.most_encoded is None
+        return
+    assert model.most_encoded == MOST_ENCODED == 256
+    rng = np.random.default_rng(0)
+    prompts = [[*rng.integers(3, 20, rng.integers(4, 12)).tolist(), 1] for _ in range(20)]
+    groups = []
+    read = encoder_decoder._read_together
+    monkeypatch.setattr(
+        encoder_decoder,
+        "_read_together",
+        lambda *given: groups.append(len(given[2])) or read(*given),
+    )
+    first = mx.array(rng.integers(3, 20, (20, 4)))
+    alone = [model.start([p])[0].step(first[i : i + 1]) for i, p in enumerate(prompts)]
+    groups.clear()
+    session, _ = model.start(prompts)
+    assert groups == [20]
+    assert (np.array(session.step(first)) == np.concatenate(alone)).all()

@@ -199,6 +199,7 @@ class CompiledModel(nn.Module):
     config: ModelConfig
     decoder: DecoderStack
     num_processes = 1  # that share the layers, see `t5_parallel`
+    most_encoded: int | None = None  # tokens of prompts to encode at once; None for what is usual
     _compiled: CompiledDecoder | None = None
 
     @property
@@ -336,7 +337,7 @@ def read_sources(
 ) -> SourceCache:
     """Encode prompts for the cross-attention of decoders, those of similar length together."""
     cache: SourceCache | None = None
-    for group in _encoded_together(prompts):
+    for group in _encoded_together(prompts, model.most_encoded):
         new = _read_together(model, decoders, [prompts[i] for i in group])
         if len(group) == len(prompts):
             return new
@@ -364,10 +365,11 @@ def _read_together(
     return sources
 
 
-def _encoded_together(prompts: Prompts) -> list[list[int]]:
+def _encoded_together(prompts: Prompts, most: int | None) -> list[list[int]]:
     """Indices of prompts to encode together: all, or the longest first if they are many tokens."""
     order = list(range(len(prompts)))
-    most = ENCODED_TOKENS_CPU if device.on_cpu() else ENCODED_TOKENS
+    if most is None:
+        most = ENCODED_TOKENS_CPU if device.on_cpu() else ENCODED_TOKENS
     if len(prompts) * max(map(len, prompts)) <= most:
         return [order]
     groups: list[list[int]] = [[]]
