@@ -231,8 +231,8 @@ INTEGER_TILE(8)
 #undef INTEGER_TILE
 
 /* A row's numbers that share a scale: `count` from `a` on. Infinities and NaN make the scale NaN. */
-static TARGET void round_group(const float *a, int count, enum number_order order, int8_t *high, int8_t *low,
-                               float *scale, float *sum)
+static TARGET void round_group(const float *a, int count, enum number_order order, int8_t *high,
+                               int8_t *low, float *scale, float *sum)
 {
     const __m128i in_eights = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
     const __m128i even_first = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);

@@ -41,7 +41,7 @@ typedef void (*sgemm)(int, int, int, int, int, int, float, const float *, int, c
 #define WIDENED (1 << 12)           /* floats of such columns: a core's nearest cache holds them */
 #define WIDENED_FOR_OTHER (1 << 20) /* the same for another library, which gains by more of them */
 #define TILES_SHARE (1 << 15)       /* floats of b that many tiles of rows read: a core's second cache */
-#define LEAST_BY_TILES(bits) ((bits) == 8 ? 6 : 8) /* rows of a product that AMX computes */
+#define LEAST_BY_TILES(bits) ((bits) == 8 ? 6 : 9) /* rows of a product that AMX computes */
 #define MOST_ROUNDED (1 << 19)      /* numbers of rows that are multiplied before others are rounded */
 #define ROUNDED_CHUNK 16            /* rows to round that are worth another thread's attention */
 
@@ -349,7 +349,8 @@ static void forget_workers(void)
  * shared: whether it uses one thread, and may be called by several at once, each for a part.
  * rows: the most rows of a product to compute here.
  * threads: to use, the caller's among them; 0 is as many as there are processors for this process.
- * level: 4 for AMX where there is, 3 for AVX-512 with VNNI, 2 without, 1 for at most AVX2, 0 for neither.
+ * level: 4 for AMX where there is, 3 for AVX-512 with VNNI, 2 without, 1 for at most AVX2, 0 for
+ * neither.
  */
 EXPORTED void products_init(void *library, int shared, int rows, int threads, int level)
 {

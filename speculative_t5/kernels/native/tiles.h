@@ -59,8 +59,8 @@ static TILES void enter_tiles(int size)
         shapes.rows[i] = (uint8_t)(are_quads ? size / 4 : TILE_ROWS);
         shapes.bytes_of_row[i] = (uint16_t)(i == NUMBERS ? size : 4 * LANES);
     }
+    __asm__ volatile("" ::"r"(&shapes) : "memory"); /* compilers may think that 8 bytes are read */
     _tile_loadconfig(&shapes);
-    __asm__ volatile("" ::: "memory"); /* not all compilers know that tiles are read from memory */
 }
 
 static TILES void leave_tiles(void)
@@ -68,8 +68,8 @@ static TILES void leave_tiles(void)
     _tile_release();
 }
 
-/* Round TILE_ROWS rows, or what there is from `row` on, and make quads of them, for each group those
- * of the higher bytes and those of the lower. */
+/* Round TILE_ROWS rows, or what there is from `row` on, and make quads of them: for each group those
+ * of the higher bytes and then those of the lower. */
 static TARGET void round_tile(const product *p, const rounded_rows *x, int row)
 {
     const int rows = p->m - row < TILE_ROWS ? p->m - row : TILE_ROWS;
@@ -91,9 +91,10 @@ static TARGET void round_tile(const product *p, const rounded_rows *x, int row)
             scales[PACKED_ROWS + i] = scales[i];
             sums[PACKED_ROWS + i] = sums[i];
         }
-        for (int t = 0; t < (are_packed ? 1 : 2); t++)
+        const uint8_t *tile = (const uint8_t *)bytes;
+        for (int t = 0; t < (are_packed ? 1 : 2); t++, tile += TILE_BYTES(size))
             for (int at = 0; at < size; at += 16, quads += 4)
-                transposed((const uint8_t *)bytes + t * (int)TILE_BYTES(size) + at, (size_t)size, quads);
+                transposed(tile + at, (size_t)size, quads);
     }
 }
 
@@ -155,7 +156,7 @@ TILES_INLINE void tile_rows(const integer_tile *tile, const column_bytes *column
     UNROLL
     for (int i = 0; i < LANES; i++)
         total[i] = _mm512_setzero_ps();
-    __asm__ volatile("" ::: "memory"); /* as above */
+    __asm__ volatile("" ::: "memory"); /* not all compilers know that tiles are read from memory */
     multiply_group(columns, 0, quads, size, are_packed, sums[0]);
     for (int g = 0, left = per; g < groups; g++) {
         quads += (are_packed ? 1 : 2) * size / 4;
@@ -205,9 +206,10 @@ static TARGET void widen_nibbles(const uint8_t *b, size_t stride, int size, uint
     const __m256i lower = _mm256_set1_epi8(15);
     for (size_t at = 0; at < stride; at += (size_t)size / 2)
         for (size_t i = 0; i < LANES; i++, out += size) {
-            const uint8_t *from = b + i * stride + at;
-            const __m256i v = size == 64 ? _mm256_loadu_si256((const __m256i *)from)
-                                         : _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)from));
+            const __m256i *from = (const __m256i *)(b + i * stride + at);
+            const __m256i v = size == 64
+                                  ? _mm256_loadu_si256(from)
+                                  : _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)from));
             const __m256i even = _mm256_and_si256(v, lower);
             const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(v, 4), lower);
             if (size == 64) {
