@@ -5,11 +5,15 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 
 from speculative_t5 import __version__
+from speculative_t5.cli import generate
 from speculative_t5.cli.main import COMMANDS
+from speculative_t5.documents import splitting
 from speculative_t5.kernels import native_parts
 
 import pytest
@@ -104,6 +108,22 @@ def test_a_text_is_corrected_as_correct_does_it_unless_asked_otherwise(
     assert done.out == (guarded if is_guarded else own)
     if is_guarded:
         assert call("--prompt", f"correct: {text.strip()}", *options).out == guarded
+
+
+def test_reading_what_tells_languages_apart_is_no_part_of_the_rate(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, clock, passed = splitting.identifier(), time.perf_counter, [0.0]
+
+    def read_slowly() -> object:
+        passed[0] += 1000
+        return read
+
+    monkeypatch.setattr(splitting, "_read_identifier", cache(read_slowly))
+    monkeypatch.setattr(generate, "read_identifier_ahead", lambda: None)
+    monkeypatch.setattr(generate.time, "perf_counter", lambda: clock() + passed[0])
+    done = call("--prompt", "He go home.")
+    assert passed == [1000] and int(done.err[-1].split()[0].replace(",", "")) > 0, done.err
 
 
 @pytest.mark.parametrize(

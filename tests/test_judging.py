@@ -19,8 +19,8 @@ from speculative_t5.documents.judging import (
     judged_edits,
     least_in_text,
     least_logprob,
+    other_language,
 )
-from speculative_t5.documents.splitting import other_language
 from speculative_t5.generation import Generation
 
 import pytest

@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from .._version import __version__
-from ..documents import Document, RewriteOptions
+from ..documents import Document, RewriteOptions, identifier, read_identifier_ahead
 from ..errors import check_utf8, decoded
 from ..generation import (
     STATS_IN_JSON,
@@ -102,7 +102,7 @@ def generate(
             f"num_beams is {wanted.num_beams}, and a beam search has no drafts: leave out "
             "--show-drafts"
         )
-    decoder = options.load(processes.group if processes else None)
+    decoder = _load_decoder(options, guard=guard)
     if is_example:
         note(f"prompt: {prompt}")
     if guard and _can_guard(ctx, decoder, options, wanted):
@@ -115,6 +115,14 @@ def generate(
         terminal.note_unread(source)
         _print_own(decoder, source.ids, keywords, as_json=as_json, show_drafts=show_drafts)
     terminal.give_tips()
+
+
+def _load_decoder(options: DecoderOptions, *, guard: bool) -> SpeculativeDecoder:
+    """Load the models, and meanwhile what the guard tells languages apart by."""
+    if guard and options.corrects:
+        read_identifier_ahead()
+    processes = terminal.process_group()
+    return options.load(processes.group if processes else None)
 
 
 def _can_guard(
@@ -153,6 +161,7 @@ def _print_guarded(decoder: SpeculativeDecoder, prompt: str, *, speculative: boo
     """Print a text corrected sentence by sentence, and which changes are left out."""
     text = prompt.removeprefix(decoder.prefix)
     document = Document(decoder, text, RewriteOptions(), labels=True)
+    identifier()  # its reading is no part of the rate
     began = time.perf_counter()
     pieces = document.settled(document.rewrite(speculative=speculative))
     result = document.result(pieces, time.perf_counter() - began)

@@ -120,6 +120,12 @@ class DecoderOptions(DecodingOptions):
         )
 
     @property
+    def corrects(self) -> bool:
+        """Whether the model's folder says that it corrects, as far as is known before loading."""
+        folder = find_folder(self.model)
+        return bool(folder and ModelFolder(folder).corrects)
+
+    @property
     def name(self) -> str:
         """The name of the model for people and clients, who need not see where it lies."""
         return model_name(self.adapter or self.model)

@@ -33,6 +33,6 @@ from .rewriting import (
     check_rewriting,
     rewrite,
 )
-from .splitting import PLAIN_LINES, SENTENCE_LANGUAGES, FileLines, identifier
+from .splitting import PLAIN_LINES, SENTENCE_LANGUAGES, FileLines, identifier, read_identifier_ahead
 from .text_decoder import TextDecoder
 from .web import WebPage

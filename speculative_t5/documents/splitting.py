@@ -1,8 +1,10 @@
 """Splits a text into the sentences that a model may read, and leaves everything else out."""
 
 import re
+import threading
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -23,11 +25,9 @@ LABEL_WORDS = 4  # words of a label, at most
 LABEL_WORDS_IN_CUES = 2  # where people speak, and full stops may be missing
 BLANKS_AROUND = 100  # characters in which the end of a line is looked for beside a passage
 CLAUSE_WORDS = 3  # words of a clause, at least
-# Of the best language's probability, below which a text is not in its own: in a text of some words,
-# and of few.
-SHARE_OF_OWN, SHARE_OF_OWN_IN_FEW, SOME_WORDS = 0.3, 0.001, 3
 MARKS_BEFORE = 1000  # characters before a passage in which the marks of its line are looked for
 
+_READING = threading.Lock()
 _UNSPACED = re.compile(r"[^\s\0]+")  # NUL is a blank that no text needs
 _LINE_TEXT = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
 _QUOTE = re.compile(r"[ \t]{0,3}>(?:[ \t]?>)*[ \t]?")
@@ -523,9 +523,29 @@ def _kinds(text: str) -> list[tuple[object, ...]]:
     ]
 
 
-@cache
 def identifier(*codes: str) -> Any:
-    """Return what tells languages apart, by default all that it knows."""
+    """Return what tells languages apart, by default all that it knows.
+
+    The first call reads its file, which takes half a second: see `read_identifier_ahead`.
+    """
+    with _READING:
+        return _read_identifier(*codes)
+
+
+@cache
+def read_identifier_ahead() -> None:
+    """Begin to read what `identifier` returns meanwhile, on a thread of its own, once."""
+    threading.Thread(target=_try_to_read, name="identifier", daemon=True).start()
+
+
+def _try_to_read() -> None:
+    # Whoever needs it reads again, and is told why that fails.
+    with suppress(OSError):
+        identifier()
+
+
+@cache
+def _read_identifier(*codes: str) -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     try:
@@ -536,21 +556,3 @@ def identifier(*codes: str) -> Any:
     if codes:
         made.set_languages([*codes])
     return made
-
-
-def other_language(text: str, codes: Collection[str]) -> str | None:
-    """Return the code of the language that a text seems to be in, if it is none of some.
-
-    Where one of those is not known to `identifier`, this cannot be told.
-
-    Of 9,400 English sentences 11 seemed to be in another one (409 of learners, 6,000 of technical
-    prose, 3,000 of Tatoeba), and of 3,950 in German and twelve other languages all but 160.
-    """
-    known = {code.partition("-")[0].casefold() for code in codes}
-    if not known <= {*identifier().labels}:
-        return None
-    found = dict(identifier().rank(text))
-    own = sum(found[code] for code in known)
-    best = max(found, key=lambda code: found[code])
-    share = SHARE_OF_OWN if len(text.split()) >= SOME_WORDS else SHARE_OF_OWN_IN_FEW
-    return best if own < share * found[best] else None
