@@ -14,7 +14,7 @@ from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.decoding import loop
 from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.draft_length import FixedSchedule, Schedule
-from speculative_t5.decoding.drafters import EmptyDrafter
+from speculative_t5.decoding.drafters import EmptyDrafter, LookupDrafter
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, decode, in_order_of_length
 from speculative_t5.decoding.model_drafter import ModelDrafter
 from speculative_t5.decoding.outcomes import Outcome
@@ -216,6 +216,29 @@ def test_prompts_are_encoded_together_up_to_a_number_of_tokens(
     monkeypatch.setattr(loop, "PREFETCH_TOKENS", tokens)
     decoder.generate_batch(prompts(), batch_size=5, max_tokens=13)
     assert (sum(sizes), max(sizes)) == (11, largest)
+
+
+@pytest.mark.parametrize("num_draft", [0, 3])
+def test_a_schedule_thinks_in_the_wait_of_each_round(
+    num_draft: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    class Thinking(FixedSchedule):
+        def think(self, rows: int) -> None:
+            events.append(f"thinks for {rows}")
+
+        def observe(self, outcome: Outcome) -> None:
+            events.append("observes")
+
+    monkeypatch.setattr(mx, "async_eval", lambda array: events.append("begins"))
+    target, _ = models("t5")
+    plan = Plan(LookupDrafter(target.info), Thinking(num_draft), Verifier())
+    requests = [Request(i, prompt, RowOptions(max_tokens=9)) for i, prompt in enumerate(prompts(2))]
+    assert [*decode(target, requests, plan, batch_size=2)]
+    thoughts = [i for i, event in enumerate(events) if event.startswith("thinks for")]
+    assert len(thoughts) == events.count("observes") > 1 and "thinks for 2" in events
+    assert {(events[i - 1], events[i + 1]) for i in thoughts} == {("begins", "observes")}
 
 
 def test_a_schedule_observes_only_rows_that_were_drafted_for_in_full() -> None:

@@ -63,6 +63,26 @@ def test_asking_for_a_draft_takes_time_even_if_none_is_found() -> None:
     assert schedule._usual[1] == 0
 
 
+def test_it_chooses_while_the_last_round_of_a_plan_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that rounds wait for it after looks alone, once plans have more rounds than one."""
+    schedule, waited, lengths = AdaptiveSchedule(), list[bool](), list[int]()
+    learn = schedule._learn
+    monkeypatch.setattr(schedule, "_learn", lambda: (waited.append(not thinks), learn()))
+    for _ in range(300):
+        num_draft = schedule.next(1000)
+        (plan,) = schedule._plans.values()
+        lengths.append(num_draft)
+        looks, count, thinks = plan[0].looks, len(waited), True
+        schedule.think(1)
+        thinks = False
+        schedule.observe(outcome(num_draft, [min(num_draft, 4)]))
+        assert looks or len(lengths) < 9 or not any(waited[count:])
+    assert waited.count(False) > 20
+    assert np.median(lengths[-9:]) == 4
+
+
 def test_a_look_is_repeated_once_if_its_time_says_nothing() -> None:
     schedule, looks = AdaptiveSchedule(), list[bool]()
     assert np.median(taught(schedule, 4, 60)[-9:]) == 4

@@ -33,6 +33,7 @@ OUTPUT = 40  # tokens of each output
 COMPILED = 1.0  # cost of compiling a pass of a length that is new
 WARM_UP, FIRST = 4, 24  # outputs before those of "first", and of these
 NOTES_RUNS = "num_right" in {each.name for each in fields(Outcome)}  # other versions may not
+THINKS = hasattr(AdaptiveSchedule, "think")  # in its waits, likewise
 BY_MODEL = (1.0,)  # shares where there is no lookup
 # Kernels of ours share a read of the weights among 8 rows. On an M1 Pro such products took
 # 2.4 / 1.90 passes over one for 4 rows of 16 bits, and 2.4 / 1.49 for 8 (mlx#3967; MLX's take 2.4).
@@ -303,6 +304,8 @@ class Simulation:
         seconds = 0.01 * (case.cost(choice, found) + extra) * slower * hiccup
         seconds *= math.exp(rng.gauss(0, case.noise))
         typical = extra == 0
+        if THINKS:
+            self._schedule.think(1)
         counts = length, [found], [accepted]
         right = {"num_right": [self._right]} if NOTES_RUNS else {}
         self._schedule.observe(Outcome(*counts, 0, seconds, 1, 1 + found, typical, share, **right))

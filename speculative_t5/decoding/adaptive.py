@@ -132,6 +132,18 @@ class AdaptiveSchedule(Schedule):
     def kept(self, found: int) -> int:
         return LENGTHS[bisect(LENGTHS, found) - 1]
 
+    def think(self, rows: int) -> None:
+        """Choose for the rounds after the last one of a plan, which is being computed.
+
+        Thinking takes a third of a small model's pass. What a look gives, and what the only round
+        of a plan does, is waited for.
+        """
+        with self._learning:
+            plan = self._plans[_size(rows)]
+            if len(plan) == 1 and self._seen and not plan[0].looks:
+                self._learn()
+                plan.extend(self._plan(_size(rows)))
+
     def observe(self, outcome: Outcome) -> None:
         with self._learning:
             size = _size(outcome.rows)
@@ -189,7 +201,7 @@ class AdaptiveSchedule(Schedule):
     def _prospects(self, size: int) -> Prospects:
         gains, costs = [np.zeros(1)], [np.ones(1)]
         for share, rates in enumerate(self._rates):
-            tokens, chances = rates.expected()
+            tokens, chances = rates.expected
             curve = self._curve(size).costs(share)
             mean = curve[0] + np.cumsum(chances[1:] * np.diff(curve))
             gains.append(np.log(tokens[1:] / mean))
@@ -318,6 +330,9 @@ class SplitSchedule(Schedule):
 
     def kept(self, found: int) -> int:
         return self._schedule.kept(found)
+
+    def think(self, rows: int) -> None:
+        self._schedule.think(rows)
 
     def observe(self, outcome: Outcome) -> None:
         self._schedule.observe(replace(outcome, share=self._share))

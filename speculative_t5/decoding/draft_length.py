@@ -3,6 +3,7 @@
 `adaptive.py` has the one that chooses what pays best on this machine.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,10 @@ class Schedule(Protocol):
     that depended on a token's value could decide whether that token is accepted, and the output
     would no longer follow the target's distribution.
     """
+
+    # Chooses for later rounds, given how many rows there are, while the device computes the round
+    # that `next` was for; None if that takes no time.
+    think: Callable[[int], None] | None = None
 
     def next(self, remaining: int, rows: int = 1) -> int:
         """Return how many tokens to draft when at most `remaining` more may be emitted.

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -305,6 +306,7 @@ class Batch:
         self._output_keys = mx.zeros((0, 2), dtype=mx.uint32)  # of rows, where any are sampled
         self._async = False  # whether a next pass without a draft may begin before one is read
         self._begun: mx.array | None = None  # what `_step` gave of a pass that was begun early
+        self._meanwhile: Callable[[], None] | None = None  # what the host does in its waits
 
     def add(self, requests: Sequence[Request]) -> None:
         """Let requests join."""
@@ -401,7 +403,8 @@ class Batch:
         self.watch.drafted()
         history = TokenHistory(contexts, [row.start for row in self.rows], draft.tokens)
         keys = self._verdict_keys(draft.tokens.shape[1])
-        return self._plan.verifier.verify(session, history, draft, self._groups, keys)
+        verify = self._plan.verifier.verify
+        return verify(session, history, draft, self._groups, keys, self._meanwhile)
 
     def _plain(self, session: Session) -> list[Verified]:
         """Run the target without a draft, and begin the next pass before this one is read."""
@@ -414,9 +417,10 @@ class Batch:
         if len(self.rows) == 1 and self.rows[0].remaining > 1:
             self._begun = self._step(session, found[:, :1], later=1)
             mx.async_eval(self._begun)
+        tokens = read(found, self._meanwhile)
         return [
             Verified([token], 0, None if top is None else as_logprobs([numbers], top))
-            for (token, *numbers), top in zip(read(found), self._groups.tops, strict=True)
+            for (token, *numbers), top in zip(tokens, self._groups.tops, strict=True)
         ]
 
     def _step(self, session: Session, tokens: mx.array, *, later: int) -> mx.array:
@@ -508,6 +512,8 @@ class Batch:
         pays = self._model.info.is_decoder_only or not device.on_cpu()
         own_tokens = self._groups.greedy or self._plan.verifier.is_coupled
         self._async = pays and own_tokens and not self._groups.transforms
+        think = self._plan.schedule.think
+        self._meanwhile = think and partial(think, len(self.rows))
 
     def _draft_keys(self, num_draft: int) -> Keys:
         """Return a key for each position of a draft, (B, K, 2)."""

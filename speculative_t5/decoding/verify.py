@@ -1,7 +1,7 @@
 """Verification: one pass of the target over a draft, and what it says of each row."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -45,13 +45,19 @@ class Verifier:
     broadcast: Broadcast = identity  # applied to what a round has found
 
     def verify(
-        self, session: Session, history: TokenHistory, draft: Draft, groups: Groups, keys: Keys
+        self,
+        session: Session,
+        history: TokenHistory,
+        draft: Draft,
+        groups: Groups,
+        keys: Keys,
+        meanwhile: Callable[[], None] | None = None,
     ) -> list[Verified]:
         """Run the target over each row's last token and its draft, and read the verdicts.
 
         `keys` are one for each drafted token and one for the next, (B, K + 1, 2): by the coupled
         rule those of their positions in the output, which the draft was sampled with as well; by
-        the others `verdict_keys`.
+        the others `verdict_keys`. The host does something `meanwhile`, in its wait.
         """
         session.truncate([len(context) - 1 for context in history.contexts])
         tokens = mx.array([[context[-1]] for context in history.contexts], dtype=mx.int32)
@@ -63,7 +69,7 @@ class Verifier:
             size = said.shape[2]
             parts.append(said.flatten(1))
         # A single wait for all that the host has to know.
-        rows, found = read(self.broadcast(mx.concatenate(parts, axis=1))), []
+        rows, found = read(self.broadcast(mx.concatenate(parts, axis=1)), meanwhile), []
         start = len(rows[0]) - (width + 1) * size  # of what is said of probabilities
         for row, length, is_greedy, wanted in zip(
             rows, draft.lengths, groups.greedy_rows, groups.tops, strict=True

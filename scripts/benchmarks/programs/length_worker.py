@@ -57,6 +57,7 @@ def watch(decoder: Any, noted: Noted) -> None:
     class Watcher(Schedule):
         def __init__(self, schedule: Schedule) -> None:
             self._schedule = schedule
+            self.think = getattr(schedule, "think", None)  # an older checkout has none
 
         def next(self, remaining: int, rows: int = 1) -> int:
             return self._schedule.next(remaining, rows)
