@@ -7,6 +7,7 @@ names, and completion.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import partial, wraps
 from types import MappingProxyType
@@ -123,7 +124,9 @@ class DecoderOptions(DecodingOptions):
     def corrects(self) -> bool:
         """Whether the model's folder says that it corrects, as far as is known before loading."""
         folder = find_folder(self.model)
-        return bool(folder and ModelFolder(folder).corrects)
+        with suppress(ValueError, OSError):  # loading says what is wrong with a folder
+            return bool(folder and ModelFolder(folder).corrects)
+        return False
 
     @property
     def name(self) -> str:
