@@ -33,7 +33,7 @@ def test_places_in_a_run_have_rates_of_their_own(
 ) -> None:
     rates = RunRates()
     rates.add([outcome(asked, [accepted] * 10_000, [drafted] * 10_000)], 1)
-    tokens, chances = (dict(zip(LENGTHS, each, strict=True)) for each in rates.expected)
+    tokens, chances = (dict(zip(LENGTHS, each, strict=True)) for each in rates.expected())
     for length, found in expected.items():
         assert (tokens[length] - 1, chances[length]) == pytest.approx(found, abs=0.05)
 
@@ -42,7 +42,7 @@ def test_a_lookup_that_seldom_finds_goes_on_once_it_has_found() -> None:
     """It finds something in half of the first rounds, and then nearly all of it is right."""
     rates = RunRates()
     rates.add([outcome(9, [9] * 5000 + [0] * 5000, [9] * 5000 + [0] * 5000)], 1)
-    tokens, chances = (dict(zip(LENGTHS, each, strict=True)) for each in rates.expected)
+    tokens, chances = (dict(zip(LENGTHS, each, strict=True)) for each in rates.expected())
     assert tokens[9] > 8 and chances[9] == pytest.approx(0.5, rel=0.01)
     assert tokens[MAX_DRAFT] > 25, "longer drafts are expected to go on like this"
 
@@ -72,7 +72,7 @@ def test_drafts_of_any_length_promise_the_same_of_all_others(
 
     rates = RunRates()
     rates.add(rounds(length), 1)
-    expected = dict(zip(LENGTHS, rates.expected[0], strict=True))
+    expected = dict(zip(LENGTHS, rates.expected()[0], strict=True))
     for other in (1, 3, 5, 9, 14):
         found = 1 + fmean(each.num_accepted[0] for each in rounds(other))
         assert expected[other] == pytest.approx(found, rel=0.04), other
@@ -81,16 +81,16 @@ def test_drafts_of_any_length_promise_the_same_of_all_others(
 def test_a_few_drafts_that_are_accepted_whole_do_not_promise_that_any_is() -> None:
     rates = RunRates()
     rates.add([outcome(7, [7])] * 3, 3)
-    tokens = dict(zip(LENGTHS, rates.expected[0], strict=True))
+    tokens = dict(zip(LENGTHS, rates.expected()[0], strict=True))
     assert tokens[7] > 6.3 and tokens[MAX_DRAFT] < 20
 
 
 def test_what_an_unused_draft_gives_is_not_forgotten_but_doubted() -> None:
     rates = RunRates()
     rates.add([outcome(5, [0])] * 20, 20)
-    before, recent = rates.expected[0], rates.recent
+    before, recent = rates.expected()[0], rates.recent
     rates.add([], 1000)
-    np.testing.assert_array_equal(rates.expected[0], before)
+    np.testing.assert_array_equal(rates.expected()[0], before)
     assert recent > 10 and rates.recent < 1
 
 

@@ -135,8 +135,8 @@ class AdaptiveSchedule(Schedule):
     def think(self, rows: int) -> None:
         """Choose for the rounds after the last one of a plan, which is being computed.
 
-        Thinking takes a third of a small model's pass. What a look gives, and what the only round
-        of a plan does, is waited for.
+        Thinking takes a third of a small model's pass. It waits for the result of a look, and of
+        a plan that has only one round.
         """
         with self._learning:
             plan = self._plans[_size(rows)]
@@ -201,7 +201,7 @@ class AdaptiveSchedule(Schedule):
     def _prospects(self, size: int) -> Prospects:
         gains, costs = [np.zeros(1)], [np.ones(1)]
         for share, rates in enumerate(self._rates):
-            tokens, chances = rates.expected
+            tokens, chances = rates.expected()
             curve = self._curve(size).costs(share)
             mean = curve[0] + np.cumsum(chances[1:] * np.diff(curve))
             gains.append(np.log(tokens[1:] / mean))

@@ -103,7 +103,7 @@ class RunRates:
         self.runs = np.zeros((2, LONGEST_RUN)) if runs is None else np.array(runs, float)
         self.finds = np.zeros((2, MAX_DRAFT + 1)) if finds is None else np.array(finds, float)
         self.recent = recent  # rounds that asked; it falls while others draft, or nobody does
-        self.expected = self._expect()
+        self._expected = self._expect()
 
     @property
     def seen(self) -> float:
@@ -134,9 +134,9 @@ class RunRates:
             _between(before, before + counts, goes_on) + _between(0 * before, counts, 1 - goes_on)
             for counts in (accepted, tried)
         ]
-        self.expected = self._expect()
+        self._expected = self._expect()
 
-    def _expect(self) -> tuple[np.ndarray, np.ndarray]:
+    def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """Return what to expect for each of LENGTHS: tokens of a round, and chances of a draft.
 
         The second has the chance that as many tokens are drafted. A token that is not found is not
@@ -144,6 +144,9 @@ class RunRates:
         together. For those after the first, that rate leaves out the first, which depends on
         whether a lookup has found the right place.
         """
+        return self._expected
+
+    def _expect(self) -> tuple[np.ndarray, np.ndarray]:
         passed, tried = self.runs
         rates = np.full(LONGEST_RUN, _typical(passed[1:], tried[1:]))
         rates[0] = _typical(passed, tried)
