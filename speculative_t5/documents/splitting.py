@@ -534,12 +534,12 @@ def identifier(*codes: str) -> Any:
 
 @cache
 def read_identifier_ahead() -> None:
-    """Begin to read what `identifier` returns meanwhile, on a thread of its own, once."""
+    """Begin to read what `identifier` returns, on a thread of its own; later calls do nothing."""
     threading.Thread(target=_try_to_read, name="identifier", daemon=True).start()
 
 
 def _try_to_read() -> None:
-    # Whoever needs it reads again, and is told why that fails.
+    # The next call of `identifier` tries again, and says why that fails.
     with suppress(OSError):
         identifier()
 
