@@ -82,7 +82,9 @@ def test_other_models_are_checked_in_their_own_type(
 ) -> None:
     """A quantized model in 16 bits, where the user has asked for no type, and bfloat16 is usual."""
     monkeypatch.setattr(device, "on_cpu", lambda: False)
-    wide = V1_0 | {"d_model": 64, "d_kv": 32, "num_heads": 4, "d_ff": 128}
+    # Such products take MLX 20 ms on a CPU, so there are few of them.
+    wide = V1_0 | {"d_model": 64, "d_kv": 32, "num_heads": 2, "d_ff": 64}
+    wide |= {"num_layers": 1, "num_decoder_layers": 1}
     write_checkpoint(tmp_path / "source", wide, spiece)
     made = convert(str(tmp_path / "source"), tmp_path / "made", dtype="float16", quantize=8)
     subject = Subject(str(made))
