@@ -127,6 +127,13 @@ def test_attention_is_right_and_queries_have_the_bits_they_have_alone(
     mask = mx.where(hidden, -mx.inf, 0.0).astype(dtype)
     check(cross_attention(x, cache, mask), wanted(wide(mask)))
     check(cross_attention(x, cache, None), wanted(mx.array(0.0)))
+    # Parts of larger arrays, with NaN around them, are read where they are.
+    part = roomier[:, :, :, :room]
+    several = mx.pad(x, [(0, 0), (2, 1), (0, 0)], constant_values=mx.nan)[:, 2:-1]
+    assert mx.array_equal(self_attention(several, part, table, offsets), found)
+    masked = cross_attention(x, cache, mask)
+    wider = mx.repeat(mask, 2, axis=-1)[..., ::2]
+    assert mx.array_equal(cross_attention(several, part, wider), masked)
 
 
 def test_sources_are_plain_text() -> None:

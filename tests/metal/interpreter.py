@@ -56,11 +56,12 @@ class Kernel:
     def __call__(self, *, inputs: Sequence[mx.array], **options: Any) -> list[mx.array]:
         self.calls += 1
         source = self.source(inputs, **options)
+        contiguous = self._described.get("ensure_row_contiguous", True)
         kinds = [*zip(options["output_shapes"], options["output_dtypes"], strict=True)]
         results = []
         for order in self.orders:
             outputs = [np.full(int(np.prod(s)) * kind.size, 0xFF, np.uint8) for s, kind in kinds]
-            compiled(source)(inputs, outputs, options, order)
+            compiled(source)(inputs, outputs, options, order, contiguous=contiguous)
             results.append(outputs)
         for others in results[1:]:
             same = map(np.array_equal, results[0], others)
@@ -121,8 +122,11 @@ def compiled(source: str) -> Callable[..., None]:
         outputs: Sequence[np.ndarray],
         options: Mapping[str, Any],
         order: int,
+        *,
+        contiguous: bool,
     ) -> None:
-        given = [*buffers(inputs, names[: len(names) - len(outputs)]), *outputs]
+        own = names[: len(names) - len(outputs)]
+        given = [*buffers(inputs, own, contiguous=contiguous), *outputs]
         addresses = (ctypes.c_void_p * len(given))(*(each.ctypes.data for each in given))
         sizes = (ctypes.c_size_t * len(given))(*(each.nbytes for each in given))
         grid = options["grid"]
@@ -159,8 +163,13 @@ def signature(source: str) -> tuple[str, list[str], list[str]]:
     return instance[1], names, arguments
 
 
-def buffers(inputs: Sequence[mx.array], names: Sequence[str]) -> list[np.ndarray]:
-    """Return the bytes of inputs, and what is wanted beside them."""
+def buffers(
+    inputs: Sequence[mx.array], names: Sequence[str], *, contiguous: bool
+) -> list[np.ndarray]:
+    """Return the bytes of inputs, as they lie in memory or copied, and what is wanted beside them.
+
+    `contiguous` is MLX's `ensure_row_contiguous`.
+    """
     found: list[np.ndarray] = []
     left, last, beside = iter(inputs), "", dict[str, np.ndarray]()
     for name in names:
@@ -169,11 +178,22 @@ def buffers(inputs: Sequence[mx.array], names: Sequence[str]) -> list[np.ndarray
             found.append(beside[end])
             continue
         x, last = next(left), name
-        strides = np.cumprod([1, *x.shape[:0:-1]])[::-1] if x.ndim else []
+        data, strides = memory(x, contiguous=contiguous)
         beside = {
             "shape": np.array(x.shape, np.int32),
             "strides": np.array(strides, np.int64),
             "ndim": np.array([x.ndim], np.int32),
         }
-        found.append(np.array(mx.contiguous(x.reshape(-1)).view(mx.uint8)))
+        found.append(data)
     return found
+
+
+def memory(x: mx.array, *, contiguous: bool) -> tuple[np.ndarray, list[int]]:
+    """Return the bytes of an array from its first number to its last one, and its strides."""
+    x = mx.contiguous(x) if contiguous or x.ndim == 0 else x
+    same_size = {2: mx.uint16, 4: mx.uint32}[x.dtype.size]
+    seen = np.array(x.view(same_size), copy=False)
+    strides = [stride // x.dtype.size for stride in seen.strides]
+    last = sum(stride * (size - 1) for stride, size in zip(seen.strides, x.shape, strict=True))
+    flat = np.lib.stride_tricks.as_strided(seen, [last // x.dtype.size + 1], [x.dtype.size])
+    return flat.copy().view(np.uint8), strides

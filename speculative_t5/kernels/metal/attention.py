@@ -21,32 +21,35 @@ const int place = offsets[offsets_shape[0] > 1 ? batch : 0] + number % length;
 const int reach = table_shape[1] / 2;
 const int keys = min(place + 1, positions);
 """
-SELF_SCORE = "+ static_cast<float>(table[head * table_shape[1] + max(key - place, -reach) + reach])"
+SELF_SCORE = (
+    "+ static_cast<float>(table[head * table_strides[0]"
+    " + (max(key - place, -reach) + reach) * table_strides[1]])"
+)
 CROSS = """
 const int keys = positions;
 """
-MASK_SCORE = "+ static_cast<float>(mask[batch * positions + key])"
+MASK_SCORE = "+ static_cast<float>(mask[batch * mask_strides[0] + key * mask_strides[3]])"
 
+# Arrays may be parts of larger ones, as a cache with more room than its sources need.
 BODY = """
-const int batches = cache_shape[1], heads = cache_shape[2], positions = cache_shape[3];
-const int length = queries_shape[1], width = queries_shape[2];
+const int heads = cache_shape[2], positions = cache_shape[3], length = queries_shape[1];
 const int head = threadgroup_position_in_grid.y, number = threadgroup_position_in_grid.z;
 const int batch = number / length, lane = thread_index_in_simdgroup;
 const int part = simdgroup_index_in_threadgroup;
 {keys}
-const size_t first = static_cast<size_t>(number) * width + head * SIZE;
+const size_t first = batch * queries_strides[0] + number % length * queries_strides[1] + head * SIZE;
 float query[Seen<SIZE>::OWN];
 for (int i = 0; i < Seen<SIZE>::OWN; i++)
   query[i] = lane + i * LANES < SIZE
       ? static_cast<float>(queries[first + lane + i * LANES])
       : 0.0f;
-const size_t row = static_cast<size_t>(batch * heads + head) * positions;
-const size_t values = static_cast<size_t>(batches) * heads * positions;
+const size_t row = batch * cache_strides[1] + head * cache_strides[2];
 Seen<SIZE> seen;
 seen.begin();
 for (int key = part; key < keys; key += SIMDGROUPS) {{
-  float score = product<T, SIZE>(query, cache + (row + key) * SIZE, lane) {score};
-  seen.add(score, cache + (values + row + key) * SIZE, lane);
+  const size_t own = row + key * cache_strides[3];
+  float score = product<T, SIZE>(query, cache + own, lane) {score};
+  seen.add(score, cache + cache_strides[0] + own, lane);
 }}
 threadgroup float bests[SIMDGROUPS], totals[SIMDGROUPS], found[SIMDGROUPS][SIZE];
 for (int i = 0; i < Seen<SIZE>::OWN; i++)
@@ -76,6 +79,8 @@ def self_attention(
     queries: mx.array, cache: mx.array, table: mx.array, offsets: mx.array
 ) -> mx.array:
     """Attend from new positions to those up to themselves.
+
+    Arrays may have gaps, but between the numbers of a head.
 
     Args:
         queries: (B, L, W), of which the first H * D numbers are queries of all heads.
@@ -124,4 +129,5 @@ def _attention_kernel(names: tuple[str, ...]) -> Any:
         output_names=["y"],
         header=ATTENTION,
         source=BODY.format(keys=keys, score=score),
+        ensure_row_contiguous=False,  # or a part of an array would be copied for each pass
     )
