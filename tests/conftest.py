@@ -59,8 +59,27 @@ CHOSEN, ON_CPU = mx.default_device(), device.on_cpu
 os.environ["SPECULATIVE_T5_DEVICE"] = "cpu"
 
 
+# Every T5's decoder uses all kernels for Metal, which the CPU runs: slow, for a few files.
+WITH_METAL = os.environ.get("SPECULATIVE_T5_TEST_METAL") == "1"
+
+
 def pytest_report_header() -> str:
-    return f"MLX computes on {CHOSEN}{', taken for a GPU' * IMITATED}"
+    with_metal = ", kernels for Metal on the CPU" * WITH_METAL
+    return f"MLX computes on {CHOSEN}{', taken for a GPU' * IMITATED}{with_metal}"
+
+
+def pytest_sessionstart() -> None:
+    if WITH_METAL:
+        from metal import everywhere
+
+        everywhere.use()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if WITH_METAL:
+        from metal import everywhere
+
+        terminalreporter.write_line(f"kernels for Metal were called {everywhere.calls()} times")
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures make models

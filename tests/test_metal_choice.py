@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import kernels
+from speculative_t5 import device, kernels
 from speculative_t5.doctor import Subject, environment
 from speculative_t5.files import cache_folder
 from speculative_t5.kernels import metal
@@ -141,6 +142,49 @@ def test_choices_are_kept_for_each_source() -> None:
         assert [*Choices("source")] == [("a", good)]
 
 
+def test_trials_take_a_moment_of_each_load_and_are_used_once_all_were_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, held, tried = 0.0, [False], list[str]()
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        held.append(True)
+        yield
+        held.pop()
+
+    def judged(*_: Any, **__: Any) -> Choice:
+        nonlocal now
+        now += 0.3
+        assert held[-1], "others compute meanwhile"
+        tried.append("a kernel")
+        return Choice(16, "twice as fast")
+
+    def try_layer(*_: Any) -> Choice:
+        tried.append("a layer")
+        return Choice(8, "")
+
+    monkeypatch.setattr(device, "turn", turn)
+    monkeypatch.setattr(metal, "judge_kernel", judged)
+    monkeypatch.setattr(metal, "_try_layer", try_layer)
+    monkeypatch.setattr(metal, "POSITIONS_TRIED", (64,))
+    model = tiny()
+    kinds = len([*metal.kernel_trials(model)])
+    loads = []
+    while not loads or not all(choice.rows for choice in loads[-1].values()):
+        loads.append(metal.kernel_choices(model, 0.5, lambda: now))
+        assert len(loads) < 9
+    assert tried == ["a kernel"] * kinds + ["a layer"]
+    assert len(loads) == -(-kinds // 2) + (kinds % 2 == 0), "two kernels at a time"
+    for load in loads[:-1]:
+        assert {choice.reason for choice in load.values()} == {metal.UNTRIED.reason}
+    tried.clear()
+    assert metal.kernel_choices(model, 0.0, lambda: now) == loads[-1] and not tried
+    monkeypatch.setattr(metal, "_source", lambda: "another")
+    assert all(choice.rows for choice in metal.kernel_choices(model).values()), "without a limit"
+    assert len(tried) == kinds + 1
+
+
 def test_doctor_tells_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     model = T5(T5Config(32, 16, 64, 2, 1, 1, vocab_size=40))
     monkeypatch.setattr(environment, "on_metal", lambda: True)
@@ -168,7 +212,6 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[interpreter.Kernel]
 
     monkeypatch.setattr(mx.fast, "metal_kernel", kernel)
     monkeypatch.setattr(metal, "judge_kernel", lambda *_, **__: Choice(16, ""))
-    monkeypatch.setattr(layers, "taken", {})
     mx.disable_compile()
     caches = attention._attention_kernel, products._product_kernel
     for each in caches:
@@ -246,6 +289,24 @@ def test_a_decoder_with_kernels_computes_as_without(
 
 
 @needs_compiler
+def test_each_model_has_its_own_kernels(forced: list[interpreter.Kernel]) -> None:
+    first, second = used(tiny()), tiny()
+    wanted = logits(second, ONE)
+    assert not forced
+    metal.use_kernels(second, {"attention, 2 heads of 16, float32": 16})
+    second.recompile()
+    assert mx.allclose(logits(second, ONE), wanted, rtol=0, atol=1e-5)
+    assert {kernel.name.partition("_")[0] for kernel in forced} == {"attention"}
+    with metal.kernels_off(first):
+        assert mx.allclose(logits(second, ONE), wanted, rtol=0, atol=1e-5)
+        calls = sum(kernel.calls for kernel in forced)
+        logits(first, ONE)
+        assert sum(kernel.calls for kernel in forced) == calls
+    logits(first, ONE)
+    assert "product_added" in {kernel.name for kernel in forced}
+
+
+@needs_compiler
 def test_what_a_machine_chooses_is_tried_in_a_layer(
     forced: list[interpreter.Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +325,6 @@ def test_what_a_machine_chooses_is_tried_in_a_layer(
         assert not any(choice.rows for choice in refused.values()), name
         assert all("a layer with it: " in choice.reason for choice in refused.values())
         monkeypatch.setattr(layers, name, real)
-    assert not layers.taken
 
 
 @needs_compiler
@@ -315,11 +375,9 @@ def test_what_kernels_do_not_take_is_computed_by_mlx(
     other_mode = tiny()
     nn.quantize(other_mode.decoder, 32, 4, mode="mxfp4")
     for model in (mixed, norm, query, biased, wrapped, other_bits, other_mode):
-        layers.taken.clear()
         wanted = logits(model, ONE)
         assert mx.allclose(logits(used(model), ONE), wanted, rtol=0, atol=6e-3)
     few, wanted = tiny(), logits(tiny(), [[5, 1]] * 3)
-    layers.taken.clear()
     used(few, 8)
     calls = sum(kernel.calls for kernel in forced)
     session, _ = few.start([[5, 1]] * 3)

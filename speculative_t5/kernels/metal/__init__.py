@@ -5,8 +5,10 @@ Nobody has run them on a Mac: tests/metal runs their source on the CPU.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import cache, partial
 from importlib import resources
@@ -15,62 +17,97 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ... import device
 from ...models import CompiledModel, Padding, position_biases, t5
 from . import layers
 from .attention import self_attention
 from .choice import FEWER_ROWS, MAX_ROWS, Choice, Choices, apart, judge_kernel, what_failed
+from .layers import FewRowsHead, FewRowsLayer
 from .products import Matrix, product
 
 POSITIONS_TRIED = 64, 1024  # of the cache, in trials of attention
 LAYER_POSITIONS = 64  # in a trial of a whole layer, of the cache and of a source
 ROWS_OF_LAYER = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
+SECONDS_OF_TRIALS = 0.5  # as a model is loaded; a trial that has begun is brought to an end
+UNTRIED = Choice(0, "not all kernels have been tried yet")
 
 
 def accelerate_on_metal(model: CompiledModel) -> None:
     """Make a T5's decoder use kernels of ours, those that this machine chooses.
 
-    A kernel is tried when a model of its shape is first loaded here, which may take seconds. To be
-    called before the first generation, or followed by `model.recompile()`.
+    Kernels are tried as models of their shapes are loaded here, for a moment each time, and used
+    once all of a model's have been. To be called before the first generation, or followed by
+    `model.recompile()`.
     """
-    choices = kernel_choices(model).items()
+    choices = kernel_choices(model, SECONDS_OF_TRIALS).items()
     use_kernels(model, {key: choice.rows for key, choice in choices if choice.rows})
 
 
 def use_kernels(model: CompiledModel, kernels: Mapping[str, int]) -> None:
     """Let a T5 use kernels, given by key, each for at most the stated number of rows."""
-    layers.taken.update(kernels)
-    if kernels:
-        for module in model.modules():
-            if faster := layers.FEW_ROWS_CLASSES.get(type(module)):
-                module.__class__ = faster
+    taken = layers.Taken(kernels)
+    for module in model.modules():
+        if kernels and (faster := layers.FEW_ROWS_CLASSES.get(type(module))):
+            module.__class__ = faster
+        if isinstance(module, FewRowsLayer | FewRowsHead):
+            module.taken = taken
 
 
 @contextmanager
 def kernels_off(model: CompiledModel) -> Iterator[bool]:
     """Let a model run MLX's operations alone, for a comparison; say whether it had others."""
-    had_some = bool(layers.taken)
+    faster = (each for each in model.modules() if isinstance(each, FewRowsLayer | FewRowsHead))
+    tables = {each.taken for each in faster}  # a head may be another model's, too
+    had_some = any(tables)
     try:
-        with layers.using({}):
+        with ExitStack() as stack:
+            for taken in tables:
+                stack.enter_context(taken.none())
             model.recompile()
             yield had_some
     finally:
         model.recompile()
 
 
-def kernel_choices(model: CompiledModel) -> dict[str, Choice]:
+def kernel_choices(
+    model: CompiledModel,
+    seconds: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Choice]:
     """Return what this machine chooses for each kernel that a model has a use for, by its key.
 
     Those that are chosen are tried together in one of its layers; if that is wrong, none is used.
+    After `seconds` no trial begins, and none is used until a later call has tried the rest.
     """
-    choices = Choices(_source())
-    found = {key: choices.of(key, judged) for key, judged in kernel_trials(model)}
+    choices, began = Choices(_source()), clock()
+
+    def chosen(key: str, judged: Callable[[], Choice]) -> Choice:
+        is_late = clock() - began >= seconds
+        return UNTRIED if is_late and key not in choices else choices.of(key, judged)
+
+    with device.turn():
+        found = {key: chosen(key, judged) for key, judged in kernel_trials(model)}
+        fault = _fault_together(model, found, chosen)
+    if fault is None:
+        return found
+    return {key: Choice(0, fault, choice.speeds) for key, choice in found.items()}
+
+
+def _fault_together(
+    model: CompiledModel,
+    found: Mapping[str, Choice],
+    chosen: Callable[[str, Callable[[], Choice]], Choice],
+) -> str | None:
+    """Say why no kernel is used although some are chosen; None if there is no reason."""
+    if UNTRIED in found.values():
+        return UNTRIED.reason
     used = {key: choice.rows for key, choice in found.items() if choice.rows}
     if not used:
-        return found
-    whole = choices.of(f"a layer with {sorted(used.items())}", lambda: _try_layer(model, used))
+        return None
+    whole = chosen(f"a layer with {sorted(used.items())}", partial(_try_layer, model, used))
     if whole.rows:
-        return found
-    return {key: Choice(0, f"a layer with it: {whole.reason}", found[key].speeds) for key in found}
+        return None
+    return whole.reason if whole is UNTRIED else f"a layer with it: {whole.reason}"
 
 
 @cache
@@ -98,7 +135,7 @@ def kernel_trials(model: CompiledModel) -> Iterator[tuple[str, Callable[[], Choi
 
 def _plain_layers(decoder_layers: Sequence[nn.Module]) -> Iterator[t5.DecoderLayer]:
     for layer in decoder_layers:
-        if type(layer) in (t5.DecoderLayer, layers.FewRowsLayer):
+        if type(layer) in (t5.DecoderLayer, FewRowsLayer):
             assert isinstance(layer, t5.DecoderLayer)
             if layers.is_plain(layer):
                 yield layer
@@ -176,7 +213,8 @@ def _try_layer(model: CompiledModel, used: Mapping[str, int]) -> Choice:
     plain = copy(next(_plain_layers(decoder.layers)))
     plain.__class__ = t5.DecoderLayer
     few = copy(plain)
-    few.__class__ = layers.FewRowsLayer
+    few.__class__ = FewRowsLayer
+    few.taken = layers.Taken(used)
     try:
         for count in ROWS_OF_LAYER:
             for rows in {1, 2, count} if count % 2 == 0 else {1, count}:
@@ -208,11 +246,9 @@ class _LayerTrial:
         self, plain: t5.DecoderLayer, few: t5.DecoderLayer, used: Mapping[str, int]
     ) -> str | None:
         """Say what is wrong with the output of a layer that uses kernels, if anything is."""
-        with layers.using({}):
-            wanted = self._run(plain, 0, self.length)
-        with layers.using(used):
-            found = self._run(few, 0, self.length)
-            alone = [self._run(few, at, at + 1) for at in range(self.length)]
+        wanted = self._run(plain, 0, self.length)
+        found = self._run(few, 0, self.length)
+        alone = [self._run(few, at, at + 1) for at in range(self.length)]
         if off := apart(found, wanted):
             return f"are {off}"
         is_promised = len(self._x) * self.length <= min([*used.values(), MAX_ROWS])

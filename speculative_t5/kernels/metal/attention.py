@@ -37,7 +37,8 @@ const int head = threadgroup_position_in_grid.y, number = threadgroup_position_i
 const int batch = number / length, lane = thread_index_in_simdgroup;
 const int part = simdgroup_index_in_threadgroup;
 {keys}
-const size_t first = batch * queries_strides[0] + number % length * queries_strides[1] + head * SIZE;
+const size_t first =
+    batch * queries_strides[0] + number % length * queries_strides[1] + head * SIZE;
 float query[Seen<SIZE>::OWN];
 for (int i = 0; i < Seen<SIZE>::OWN; i++)
   query[i] = lane + i * LANES < SIZE

@@ -154,5 +154,8 @@ class Choices:
                 write_whole(self._path, kept.encode())
         return self._made[key]
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._made
+
     def __iter__(self) -> Iterator[tuple[str, Choice]]:
         return iter(self._made.items())

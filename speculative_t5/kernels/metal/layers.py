@@ -20,24 +20,34 @@ from .products import FUSED_ACTIVATIONS, GROUPS, Matrix, Norm, product
 LEAST_SIZE = 8  # of arrays; MLX gives smaller ones in another address space
 TYPES = (mx.float16, mx.bfloat16, mx.float32)
 
-taken: dict[str, int] = {}  # up to how many rows each kernel is used, by its key
 
+class Taken:
+    """The kernels that a model uses: up to how many rows each, by its key."""
 
-@contextmanager
-def using(kernels: Mapping[str, int]) -> Iterator[None]:
-    """Use these kernels and no others, for a comparison."""
-    kept = {**taken}
-    taken.clear()
-    taken.update(kernels)
-    try:
-        yield
-    finally:
-        taken.clear()
-        taken.update(kept)
+    def __init__(self, rows: Mapping[str, int]) -> None:
+        self._rows = rows
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def takes(self, key: str | None, rows: int) -> bool:
+        """Whether the kernel of a key is used for this many rows."""
+        return key is not None and rows <= self._rows.get(key, 0)
+
+    @contextmanager
+    def none(self) -> Iterator[None]:
+        """Use none, for a comparison."""
+        kept, self._rows = self._rows, {}
+        try:
+            yield
+        finally:
+            self._rows = kept
 
 
 class FewRowsLayer(t5.DecoderLayer):
     """A layer of the decoder in eight kernels, and those that write to the cache."""
+
+    taken = Taken({})  # by the model that it belongs to
 
     def __call__(
         self,
@@ -47,47 +57,49 @@ class FewRowsLayer(t5.DecoderLayer):
         source: mx.array,
         padding: t5.Padding | None,
     ) -> tuple[mx.array, mx.array]:
-        batch, length, width = x.shape
+        taken, (batch, length, width) = self.taken, x.shape
         fits = taken and batch * length <= MAX_ROWS and is_plain(self)
         if cache is None or not fits:
             return super().__call__(x, bias, cache, source, padding)
         own, cross, feed = self.self_attention, self.cross_attention, self.feed_forward
         rows = x.reshape(-1, width)
-        qkv = multiplied(rows, own.qkv, norm=self.self_norm).reshape(batch, length, -1)
+        qkv = multiplied(rows, own.qkv, taken, norm=self.self_norm).reshape(batch, length, -1)
         heads = t5.split_heads(qkv, 3, own.num_heads)
         cache = write(cache, heads[1:], bias.offsets)
-        if is_taken(attention_key(qkv.dtype, cache), len(rows)):
+        if taken.takes(attention_key(qkv.dtype, cache), len(rows)):
             found = self_attention(qkv, cache, bias.table, bias.offsets)
         else:
             keys, values = cache
             found = t5.join_heads(t5.attend(heads[0], keys, values, bias.scores))
-        rows = multiplied(found.reshape(len(rows), -1), own.out, added=rows)
+        rows = multiplied(found.reshape(len(rows), -1), own.out, taken, added=rows)
 
-        grouped = multiplied(rows, cross.q, norm=self.cross_norm)
+        grouped = multiplied(rows, cross.q, taken, norm=self.cross_norm)
         grouped = grouped.reshape(source.shape[1], -1, grouped.shape[1])
-        if is_taken(attention_key(grouped.dtype, source), len(rows)):
+        if taken.takes(attention_key(grouped.dtype, source), len(rows)):
             found = cross_attention(grouped, source, None if padding is None else padding.mask)
         else:
             (queries,) = t5.split_heads(grouped, 1, cross.num_heads)
             keys, values = source
             mask = None if padding is None else padding.scores
             found = t5.join_heads(t5.attend(queries, keys, values, mask))
-        rows = multiplied(found.reshape(len(rows), -1), cross.out, added=rows)
+        rows = multiplied(found.reshape(len(rows), -1), cross.out, taken, added=rows)
 
         norm = self.feed_forward_norm
         fuses = feed.activation in FUSED_ACTIVATIONS and norm.weight.dtype == rows.dtype
-        if fuses and kernel_matrix(rows, feed.wi) is not None:
-            act = feed.activation
-            hidden = multiplied(rows, feed.wi, norm=norm, activation=act, gated=feed.gated)
+        if fuses and kernel_matrix(rows, feed.wi, taken) is not None:
+            act, gated = feed.activation, feed.gated
+            hidden = multiplied(rows, feed.wi, taken, norm=norm, activation=act, gated=gated)
         else:
-            hidden = feed.hidden(multiplied(rows, feed.wi, norm=norm))
-        return multiplied(hidden, feed.wo, added=rows).reshape(x.shape), cache
+            hidden = feed.hidden(multiplied(rows, feed.wi, taken, norm=norm))
+        return multiplied(hidden, feed.wo, taken, added=rows).reshape(x.shape), cache
 
 
 class FewRowsHead(t5.Head):
+    taken = Taken({})
+
     def project(self, x: mx.array, output: nn.Module, size: int) -> mx.array:
         rows = x.reshape(-1, x.shape[-1])
-        matrix = kernel_matrix(rows, output)
+        matrix = kernel_matrix(rows, output, self.taken)
         if matrix is None:
             return super().project(x, output, size)
         return product(rows, matrix.first(size)).reshape(*x.shape[:-1], size)
@@ -102,6 +114,7 @@ FEW_ROWS_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 def multiplied(
     rows: mx.array,
     module: nn.Module,
+    taken: Taken,
     *,
     norm: nn.RMSNorm | None = None,
     added: mx.array | None = None,
@@ -112,7 +125,7 @@ def multiplied(
 
     An activation is for the kernel alone; see `kernel_matrix`.
     """
-    matrix = kernel_matrix(rows, module)
+    matrix = kernel_matrix(rows, module, taken)
     if norm is not None and (matrix is None or norm.weight.dtype != rows.dtype):
         rows, norm = norm(rows), None
     if matrix is not None and rows.dtype == matrix.dtype:
@@ -123,16 +136,11 @@ def multiplied(
     return y
 
 
-def kernel_matrix(rows: mx.array, module: nn.Module) -> Matrix | None:
+def kernel_matrix(rows: mx.array, module: nn.Module, taken: Taken) -> Matrix | None:
     """Return a module's matrix if its kernel is used for rows like these; else None."""
     matrix = matrix_of(module)
     fits = matrix is not None and matrix.dtype == rows.dtype and rows.size >= LEAST_SIZE
-    return matrix if fits and is_taken(product_key(module), len(rows)) else None
-
-
-def is_taken(key: str | None, rows: int) -> bool:
-    """Whether the kernel of a key is used for this many rows."""
-    return key is not None and rows <= taken.get(key, 0)
+    return matrix if fits and taken.takes(product_key(module), len(rows)) else None
 
 
 def matrix_of(module: nn.Module) -> Matrix | None:
