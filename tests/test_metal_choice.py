@@ -169,8 +169,11 @@ def test_trials_take_a_moment_of_each_load_and_are_used_once_all_were_made(
     monkeypatch.setattr(metal, "_try_layer", try_layer)
     monkeypatch.setattr(metal, "POSITIONS_TRIED", (64,))
     model = tiny()
-    kinds = len([*metal.kernel_trials(model)])
-    loads = []
+    keys = [key for key, _ in metal.kernel_trials(model)]
+    kinds, first = len(keys), sorted(dict.fromkeys(keys[:2], 16).items())
+    # What other models of this machine have shown of the first ones together.
+    Choices(metal._source()).of(f"a layer with {first}", lambda: Choice(8, ""))
+    loads: list[dict[str, Choice]] = []
     while not loads or not all(choice.rows for choice in loads[-1].values()):
         loads.append(metal.kernel_choices(model, 0.5, lambda: now))
         assert len(loads) < 9

@@ -45,7 +45,7 @@ def accelerate_on_metal(model: CompiledModel) -> None:
 
 def use_kernels(model: CompiledModel, kernels: Mapping[str, int]) -> None:
     """Let a T5 use kernels, given by key, each for at most the stated number of rows."""
-    taken = layers.Taken(kernels)
+    taken = layers.TakenKernels(kernels)
     for module in model.modules():
         if kernels and (faster := layers.FEW_ROWS_CLASSES.get(type(module))):
             module.__class__ = faster
@@ -214,7 +214,7 @@ def _try_layer(model: CompiledModel, used: Mapping[str, int]) -> Choice:
     plain.__class__ = t5.DecoderLayer
     few = copy(plain)
     few.__class__ = FewRowsLayer
-    few.taken = layers.Taken(used)
+    few.taken = layers.TakenKernels(used)
     try:
         for count in ROWS_OF_LAYER:
             for rows in {1, 2, count} if count % 2 == 0 else {1, count}:

@@ -21,7 +21,7 @@ LEAST_SIZE = 8  # of arrays; MLX gives smaller ones in another address space
 TYPES = (mx.float16, mx.bfloat16, mx.float32)
 
 
-class Taken:
+class TakenKernels:
     """The kernels that a model uses: up to how many rows each, by its key."""
 
     def __init__(self, rows: Mapping[str, int]) -> None:
@@ -47,7 +47,7 @@ class Taken:
 class FewRowsLayer(t5.DecoderLayer):
     """A layer of the decoder in eight kernels, and those that write to the cache."""
 
-    taken = Taken({})  # by the model that it belongs to
+    taken = TakenKernels({})  # by the model that it belongs to
 
     def __call__(
         self,
@@ -95,7 +95,7 @@ class FewRowsLayer(t5.DecoderLayer):
 
 
 class FewRowsHead(t5.Head):
-    taken = Taken({})
+    taken = TakenKernels({})
 
     def project(self, x: mx.array, output: nn.Module, size: int) -> mx.array:
         rows = x.reshape(-1, x.shape[-1])
@@ -114,7 +114,7 @@ FEW_ROWS_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 def multiplied(
     rows: mx.array,
     module: nn.Module,
-    taken: Taken,
+    taken: TakenKernels,
     *,
     norm: nn.RMSNorm | None = None,
     added: mx.array | None = None,
@@ -136,7 +136,7 @@ def multiplied(
     return y
 
 
-def kernel_matrix(rows: mx.array, module: nn.Module, taken: Taken) -> Matrix | None:
+def kernel_matrix(rows: mx.array, module: nn.Module, taken: TakenKernels) -> Matrix | None:
     """Return a module's matrix if its kernel is used for rows like these; else None."""
     matrix = matrix_of(module)
     fits = matrix is not None and matrix.dtype == rows.dtype and rows.size >= LEAST_SIZE
