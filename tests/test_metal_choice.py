@@ -198,6 +198,12 @@ def test_doctor_tells_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal, "_try_layer", lambda *_: Choice(8, ""))
     told = environment.kernels(Subject("a folder"))
     assert told.reason == f"4 of {len(told.notes)} are used here" and len(told.notes) == 6
+    monkeypatch.setattr(metal, "_source", lambda: "another")
+    monkeypatch.setattr(metal, "judge_kernel", lambda *_, **__: Choice(8, "twice as fast"))
+    steady = environment.kernels(Subject("a folder")).reason
+    assert (
+        steady == "6 of 6 are used here; greedy outputs need no --steady in passes of up to 8 rows"
+    )
     assert told.notes[0] == "product 96 x 32, float32: twice as fast"
     assert told.notes[-1].startswith("attention, 2 heads of 16, float32: it failed")
     assert told.details["product 96 x 32, float32"]["speeds"] == {"1": 2.0}
@@ -348,6 +354,27 @@ def test_kernels_are_tried_as_they_will_run(
     monkeypatch.setattr(metal, "product", lambda x, _: mx.zeros((len(x), 96), x.dtype))
     found = metal.kernel_choices(tiny(mx.bfloat16))
     assert sum(not each.rows for each in found.values()) == 5, found
+
+
+def test_bits_are_promised_where_kernels_compute_all() -> None:
+    def chosen(model: T5, **rows: int) -> dict[str, Choice]:
+        keys = [key for key, _ in metal.kernel_trials(model)]
+        return {key: Choice(rows.get(key.partition(" ")[0], 16), "") for key in keys}
+
+    model = tiny(mx.float16)
+    assert metal.alike_rows(model, chosen(model)) == 16
+    assert metal.alike_rows(model, chosen(model) | chosen(model, product=8)) == 8
+    (attention_key,) = (key for key in chosen(model) if key.startswith("attention"))
+    for refused in ({"product 32 x 32, float16": Choice(0, "")}, {attention_key: Choice(0, "")}):
+        assert metal.alike_rows(model, chosen(model) | refused) == 0
+    assert metal.alike_rows(model, {}) == 0
+    mixed, biased, wrapped, other_bits = (tiny(mx.float16) for _ in range(4))
+    mixed.decoder.layers[1].feed_forward.wo.set_dtype(mx.float32)
+    biased.decoder.layers[0].feed_forward.wo.bias = mx.ones(32)
+    wrapped.decoder.layers[1].feed_forward = nn.Sequential(wrapped.decoder.layers[1].feed_forward)
+    nn.quantize(other_bits.decoder, 32, 6)
+    for each in (mixed, biased, wrapped, other_bits):
+        assert metal.alike_rows(each, chosen(each) | chosen(model)) == 0
 
 
 @needs_compiler

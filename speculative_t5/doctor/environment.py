@@ -13,7 +13,7 @@ from .. import device as machine
 from .. import libraries
 from .._version import __version__
 from ..checkpoints import dtype_name, load
-from ..kernels import chosen_for_metal, native_parts, on_metal
+from ..kernels import alike_rows_on_metal, chosen_for_metal, native_parts, on_metal
 from ..models import CompiledModel
 from .checks import Finding, Subject
 
@@ -95,12 +95,16 @@ def kernels(subject: Subject) -> Finding:
         off = "switched off" if mx.metal.is_available() else "MLX does not compute on Metal"
         return Finding("kernels", "ok", f"kernels for Metal are not used here: {off}")
     model = load(subject.model, dtype=subject.dtype)[0]
-    found = chosen_for_metal(model) if isinstance(model, CompiledModel) else {}
+    if not isinstance(model, CompiledModel) or not (found := chosen_for_metal(model)):
+        return Finding("kernels", "ok", "the model has no use for any")
     used = sum(choice.rows > 0 for choice in found.values())
+    reason = f"{used} of {len(found)} are used here"
+    if rows := alike_rows_on_metal(model, found):
+        reason += f"; greedy outputs need no --steady in passes of up to {rows} rows"
     return Finding(
         "kernels",
         "ok",
-        f"{used} of {len(found)} are used here" if found else "the model has no use for any",
+        reason,
         [f"{key}: {choice.reason}" for key, choice in found.items()],
         {key: asdict(choice) for key, choice in found.items()},
     )

@@ -50,6 +50,13 @@ def chosen_for_metal(model: CompiledModel) -> dict[str, Choice]:
     return kernel_choices(model)
 
 
+def alike_rows_on_metal(model: CompiledModel, choices: Mapping[str, Choice]) -> int:
+    """Return up to how many rows a pass gives each token the bits that it has alone."""
+    from .metal import alike_rows
+
+    return alike_rows(model, choices)
+
+
 @contextmanager
 def without_kernels(model: Any) -> Iterator[bool]:
     """Let a model on Metal run MLX's operations alone; say whether it had kernels of ours."""

@@ -110,6 +110,25 @@ def _fault_together(
     return whole.reason if whole is UNTRIED else f"a layer with it: {whole.reason}"
 
 
+def alike_rows(model: CompiledModel, choices: Mapping[str, Choice]) -> int:
+    """Return up to how many rows a pass gives each token the bits that it has alone.
+
+    That is so where kernels compute all products and attention of the decoder; else it is 0. What
+    is left to MLX, norms and operations on single numbers, handles each row by itself.
+    """
+    if not isinstance(model.decoder, t5.Decoder):
+        return 0
+    decoder = model.decoder.as_run()
+    if len([*_plain_layers(decoder.layers)]) < len(decoder.layers):
+        return 0
+    modules = [*_products(decoder.layers), model.output]
+    keys = [*map(layers.product_key, modules), _attention_key(model)]
+    types = {matrix.dtype for each in modules if (matrix := layers.matrix_of(each))}
+    if types != {model.dtype}:
+        return 0
+    return min(choices[key].rows if key and key in choices else 0 for key in keys)
+
+
 @cache
 def _source() -> str:
     """Return the source of all that decides."""
@@ -127,10 +146,18 @@ def kernel_trials(model: CompiledModel) -> Iterator[tuple[str, Callable[[], Choi
         if key := layers.product_key(module):
             same.setdefault(key, []).append(module)
     yield from ((key, partial(_try_product, modules)) for key, modules in same.items())
-    shape = 2, 1, model.num_key_heads, 1, decoder.head_size
-    if key := layers.attention_key(model.dtype, mx.zeros(shape, model.dtype)):
-        table = decoder.tables()[0]
+    if key := _attention_key(model):
+        shape, table = _position_shape(model), decoder.tables()[0]
         yield key, partial(_try_attention, shape, model.dtype, table)
+
+
+def _attention_key(model: CompiledModel) -> str | None:
+    return layers.attention_key(model.dtype, mx.zeros(_position_shape(model), model.dtype))
+
+
+def _position_shape(model: CompiledModel) -> tuple[int, ...]:
+    """Return the shape of a cache of one position."""
+    return 2, 1, model.num_key_heads, 1, model.decoder.as_run().head_size
 
 
 def _plain_layers(decoder_layers: Sequence[nn.Module]) -> Iterator[t5.DecoderLayer]:
