@@ -75,11 +75,13 @@ def pytest_sessionstart() -> None:
         everywhere.use()
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     if WITH_METAL:
         from metal import everywhere
 
-        terminalreporter.write_line(f"kernels for Metal were called {everywhere.calls()} times")
+        print(f"\nkernels for Metal were called {everywhere.calls()} times")
+        if not everywhere.calls():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures make models

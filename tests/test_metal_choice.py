@@ -1,9 +1,11 @@
 """Which kernels a machine with Metal uses, and a decoder that uses them; the CPU runs them."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import device, kernels
@@ -13,6 +15,7 @@ from speculative_t5.kernels import metal
 from speculative_t5.kernels.metal import attention, choice, layers, products
 from speculative_t5.kernels.metal.choice import (
     CHAIN,
+    CHECKED_ROWS,
     FEWER_ROWS,
     REPEATS,
     ROWS,
@@ -20,7 +23,7 @@ from speculative_t5.kernels.metal.choice import (
     Choices,
     judge_kernel,
 )
-from speculative_t5.models import T5, T5Config
+from speculative_t5.models import T5, SharingConfig, SharingDraft, T5Config
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -82,7 +85,7 @@ def rows(count: int) -> mx.array:
 def test_a_kernel_is_used_where_it_is_faster(
     one: float, several: float, many: float, used: int, reason: str
 ) -> None:
-    seconds = {count: several if count <= FEWER_ROWS else many for count in ROWS}
+    seconds = {count: several if count <= FEWER_ROWS else many for count in CHECKED_ROWS}
     choice = Machine(seconds | {1: one}).judge()
     assert (choice.rows, choice.reason.startswith(reason)) == (used, True), choice.reason
     speeds = {"1": 1 / one, "8": 1 / several, "16": 1 / many}
@@ -92,15 +95,15 @@ def test_a_kernel_is_used_where_it_is_faster(
 def test_large_matrices_are_timed_less_often() -> None:
     calls = {}
     for size in (0, 2**24, 2**26, 2**40):
-        machine = Machine(dict.fromkeys(ROWS, 0.5))
+        machine = Machine(dict.fromkeys(CHECKED_ROWS, 0.5))
         assert judge_kernel(machine.ours, machine.theirs, rows, size=size, clock=lambda: 0).speeds
-        calls[size] = machine.calls - len(ROWS)  # one of each is compared
+        calls[size] = machine.calls - len(CHECKED_ROWS)  # one of each is compared
     per_chain = {size: count / len(ROWS) / (REPEATS + 1) for size, count in calls.items()}
     assert per_chain == {0: CHAIN, 2**24: CHAIN, 2**26: 4, 2**40: 2}
 
 
 def test_a_kernel_that_is_wrong_or_fails_is_not_used() -> None:
-    machine = Machine(dict.fromkeys(ROWS, 0.1))
+    machine = Machine(dict.fromkeys(CHECKED_ROWS, 0.1))
 
     def apart(x: mx.array, i: int) -> mx.array:
         return machine.ours(x, i) + (1e-3 if len(x) == 4 else 0)
@@ -172,7 +175,8 @@ def test_trials_take_a_moment_of_each_load_and_are_used_once_all_were_made(
     keys = [key for key, _ in metal.kernel_trials(model)]
     kinds, first = len(keys), sorted(dict.fromkeys(keys[:2], 16).items())
     # What other models of this machine have shown of the first ones together.
-    Choices(metal._source()).of(f"a layer with {first}", lambda: Choice(8, ""))
+    layer = f"a layer, {metal._layer_kind(model)}, with {first}"
+    Choices(metal._source()).of(layer, lambda: Choice(8, ""))
     loads: list[dict[str, Choice]] = []
     while not loads or not all(choice.rows for choice in loads[-1].values()):
         loads.append(metal.kernel_choices(model, 0.5, lambda: now))
@@ -188,6 +192,44 @@ def test_trials_take_a_moment_of_each_load_and_are_used_once_all_were_made(
     assert len(tried) == kinds + 1
 
 
+def test_choices_of_several_processes_are_kept_and_those_of_one_that_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = Choice(16, "twice as fast")
+    first = Choices("source")
+    first.of("a", lambda: good)
+    (path,) = (cache_folder() / "kernels").glob("*.json")
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({"b": kept["a"]}))  # by another process
+    first.of("c", lambda: good)
+    assert {*json.loads(path.read_text())} == {"a", "b", "c"}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    assert Choices("source").of("d", lambda: good) == good
+    assert "d" in Choices("source") and "a" not in Choices("source")
+
+
+def test_another_kind_of_layer_is_tried_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr(metal, "judge_kernel", lambda *_, **__: Choice(8, ""))
+    monkeypatch.setattr(metal, "_try_layer", lambda *_: tried.append(1) or Choice(8, ""))
+    for activation in ("silu", "gelu_new", "silu"):
+        metal.kernel_choices(tiny(gated=True, activation=activation))
+    assert len(tried) == 2
+
+
+def test_what_measures_tries_all_that_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(metal, "limit", SimpleNamespace(seconds=metal.SECONDS_OF_TRIALS))
+    monkeypatch.setattr(metal, "kernel_choices", lambda _, seconds: limits.append(seconds) or {})
+    kernels.try_all_on_metal()
+    metal.accelerate_on_metal(tiny())
+    monkeypatch.setattr(kernels, "on_metal", lambda: True)
+    kernels.try_all_on_metal()
+    metal.accelerate_on_metal(tiny())
+    assert limits == [metal.SECONDS_OF_TRIALS, math.inf]
+
+
 def test_doctor_tells_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     model = T5(T5Config(32, 16, 64, 2, 1, 1, vocab_size=40))
     monkeypatch.setattr(environment, "on_metal", lambda: True)
@@ -201,9 +243,8 @@ def test_doctor_tells_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal, "_source", lambda: "another")
     monkeypatch.setattr(metal, "judge_kernel", lambda *_, **__: Choice(8, "twice as fast"))
     steady = environment.kernels(Subject("a folder")).reason
-    assert (
-        steady == "6 of 6 are used here; greedy outputs need no --steady in passes of up to 8 rows"
-    )
+    promise = "passes of up to 8 tokens are built to need no --steady"
+    assert steady == f"6 of 6 are used here; {promise}"
     assert told.notes[0] == "product 96 x 32, float32: twice as fast"
     assert told.notes[-1].startswith("attention, 2 heads of 16, float32: it failed")
     assert told.details["product 96 x 32, float32"]["speeds"] == {"1": 2.0}
@@ -307,12 +348,30 @@ def test_each_model_has_its_own_kernels(forced: list[interpreter.Kernel]) -> Non
     assert mx.allclose(logits(second, ONE), wanted, rtol=0, atol=1e-5)
     assert {kernel.name.partition("_")[0] for kernel in forced} == {"attention"}
     with metal.kernels_off(first):
+        before = sum(kernel.calls for kernel in forced)
         assert mx.allclose(logits(second, ONE), wanted, rtol=0, atol=1e-5)
         calls = sum(kernel.calls for kernel in forced)
+        assert calls > before
         logits(first, ONE)
         assert sum(kernel.calls for kernel in forced) == calls
     logits(first, ONE)
     assert "product_added" in {kernel.name for kernel in forced}
+
+
+@needs_compiler
+def test_a_draft_that_shares_its_targets_head_uses_kernels_there(
+    forced: list[interpreter.Kernel],
+) -> None:
+    target = used(tiny())
+    draft = SharingDraft(target, SharingConfig(1, 64, d_model=16))
+    before = target.head.taken
+    used(draft)
+    assert target.head is draft.head and target.head.taken is not before
+    for key in ("product 40 x 32, float32", "product 40 x 16, float32"):
+        assert target.head.taken.takes(key, 16), key
+    with metal.kernels_off(draft) as had_some:
+        assert had_some and not target.head.taken
+    assert target.head.taken
 
 
 @needs_compiler
@@ -342,7 +401,7 @@ def test_kernels_are_tried_as_they_will_run(
 ) -> None:
     """Results are compared as on a Mac; times are accepted whatever they are."""
     monkeypatch.setattr(metal, "judge_kernel", judge_kernel)
-    for name, value in {"ROWS": (1, 9), "CHAIN": 2, "REPEATS": 1}.items():
+    for name, value in {"ROWS": (1, 9), "CHECKED_ROWS": (1, 9), "CHAIN": 2, "REPEATS": 1}.items():
         monkeypatch.setattr(choice, name, value)
     monkeypatch.setattr(metal, "POSITIONS_TRIED", (40,))
     monkeypatch.setattr(choice, "SLOWEST", 1e9)
@@ -368,12 +427,15 @@ def test_bits_are_promised_where_kernels_compute_all() -> None:
     for refused in ({"product 32 x 32, float16": Choice(0, "")}, {attention_key: Choice(0, "")}):
         assert metal.alike_rows(model, chosen(model) | refused) == 0
     assert metal.alike_rows(model, {}) == 0
-    mixed, biased, wrapped, other_bits = (tiny(mx.float16) for _ in range(4))
+    mixed, norm, biased, wrapped, other_bits = (tiny(mx.float16) for _ in range(5))
+    embedded = tiny(mx.float16, own_head=True)
+    embedded.shared.set_dtype(mx.float32)
     mixed.decoder.layers[1].feed_forward.wo.set_dtype(mx.float32)
+    norm.decoder.layers[1].cross_norm.set_dtype(mx.float32)
     biased.decoder.layers[0].feed_forward.wo.bias = mx.ones(32)
     wrapped.decoder.layers[1].feed_forward = nn.Sequential(wrapped.decoder.layers[1].feed_forward)
     nn.quantize(other_bits.decoder, 32, 6)
-    for each in (mixed, biased, wrapped, other_bits):
+    for each in (embedded, mixed, norm, biased, wrapped, other_bits):
         assert metal.alike_rows(each, chosen(each) | chosen(model)) == 0
 
 

@@ -18,6 +18,7 @@ from .._version import __version__
 from ..checkpoints import as_dtype, model_name
 from ..errors import count, decoded
 from ..generation import SpeculativeDecoder
+from ..kernels import try_all_on_metal
 from ..measure import (
     PLAIN_DECODING,
     BatchReport,
@@ -129,6 +130,7 @@ def bench(*, models: BenchModels, wanted: BenchOptions) -> None:
     One prompt at a time, or with --batch-size the throughput of batches. Everything runs
     interleaved in one process, so that ratios hold even if the machine's speed drifts.
     """
+    try_all_on_metal()
     lengths, sizes = wanted.lengths, wanted.sizes
     shapes = wanted.random_weights
     draft: str | None

@@ -100,7 +100,7 @@ def kernels(subject: Subject) -> Finding:
     used = sum(choice.rows > 0 for choice in found.values())
     reason = f"{used} of {len(found)} are used here"
     if rows := alike_rows_on_metal(model, found):
-        reason += f"; greedy outputs need no --steady in passes of up to {rows} rows"
+        reason += f"; passes of up to {rows} tokens are built to need no --steady"
     return Finding(
         "kernels",
         "ok",

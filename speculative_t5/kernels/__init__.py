@@ -6,6 +6,7 @@ Without them everything works. The plain MLX layers of `models` are the referenc
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,14 @@ def on_metal() -> bool:
     """Whether MLX computes on Metal, and kernels of ours may."""
     is_off = os.environ.get(NATIVE_SWITCH) == "0"
     return not device.on_cpu() and mx.metal.is_available() and not is_off
+
+
+def try_all_on_metal() -> None:
+    """Let loading take the time to try all kernels: in a process that checks or measures."""
+    if on_metal():
+        from .metal import limit
+
+        limit.seconds = math.inf
 
 
 def chosen_for_metal(model: CompiledModel) -> dict[str, Choice]:

@@ -12,10 +12,12 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import cache, partial
 from importlib import resources
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from ... import device
 from ...models import CompiledModel, Padding, position_biases, t5
@@ -29,35 +31,43 @@ POSITIONS_TRIED = 64, 1024  # of the cache, in trials of attention
 LAYER_POSITIONS = 64  # in a trial of a whole layer, of the cache and of a source
 ROWS_OF_LAYER = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
 SECONDS_OF_TRIALS = 0.5  # as a model is loaded; a trial that has begun is brought to an end
+limit = SimpleNamespace(seconds=SECONDS_OF_TRIALS)  # what measures has no limit
 UNTRIED = Choice(0, "not all kernels have been tried yet")
 
 
 def accelerate_on_metal(model: CompiledModel) -> None:
     """Make a T5's decoder use kernels of ours, those that this machine chooses.
 
-    Kernels are tried as models of their shapes are loaded here, for a moment each time, and used
-    once all of a model's have been. To be called before the first generation, or followed by
+    Kernels are tried as models of their shapes are loaded here, for `limit.seconds` each time, and
+    used once all of a model's have been. To be called before the first generation, or followed by
     `model.recompile()`.
     """
-    choices = kernel_choices(model, SECONDS_OF_TRIALS).items()
+    choices = kernel_choices(model, limit.seconds).items()
     use_kernels(model, {key: choice.rows for key, choice in choices if choice.rows})
 
 
 def use_kernels(model: CompiledModel, kernels: Mapping[str, int]) -> None:
     """Let a T5 use kernels, given by key, each for at most the stated number of rows."""
     taken = layers.TakenKernels(kernels)
-    for module in model.modules():
+    for module in _modules(model):
         if kernels and (faster := layers.FEW_ROWS_CLASSES.get(type(module))):
             module.__class__ = faster
-        if isinstance(module, FewRowsLayer | FewRowsHead):
+            assert isinstance(module, FewRowsLayer | FewRowsHead)
             module.taken = taken
+        elif isinstance(module, FewRowsHead):  # of the target, whose encoder this model shares
+            module.taken = module.taken.with_others(kernels)
+
+
+def _modules(model: CompiledModel) -> list[nn.Module]:
+    """Return a model's modules, and the head, which may be its target's."""
+    return [*{id(module): module for module in [*model.modules(), model.head]}.values()]
 
 
 @contextmanager
 def kernels_off(model: CompiledModel) -> Iterator[bool]:
     """Let a model run MLX's operations alone, for a comparison; say whether it had others."""
-    faster = (each for each in model.modules() if isinstance(each, FewRowsLayer | FewRowsHead))
-    tables = {each.taken for each in faster}  # a head may be another model's, too
+    faster = (each for each in _modules(model) if isinstance(each, FewRowsLayer | FewRowsHead))
+    tables = {each.taken for each in faster}
     had_some = any(tables)
     try:
         with ExitStack() as stack:
@@ -79,13 +89,13 @@ def kernel_choices(
     Those that are chosen are tried together in one of its layers; if that is wrong, none is used.
     After `seconds` no trial begins, and none is used until a later call has tried the rest.
     """
-    choices, began = Choices(_source()), clock()
+    with device.turn():  # for which it may have to wait
+        choices, began = Choices(_source()), clock()
 
-    def chosen(key: str, judged: Callable[[], Choice]) -> Choice:
-        is_late = clock() - began >= seconds
-        return UNTRIED if is_late and key not in choices else choices.of(key, judged)
+        def chosen(key: str, judged: Callable[[], Choice]) -> Choice:
+            is_late = clock() - began >= seconds
+            return UNTRIED if is_late and key not in choices else choices.of(key, judged)
 
-    with device.turn():
         found = {key: chosen(key, judged) for key, judged in kernel_trials(model)}
         fault = _fault_together(model, found, chosen)
     if fault is None:
@@ -104,7 +114,8 @@ def _fault_together(
     used = {key: choice.rows for key, choice in found.items() if choice.rows}
     if not used:
         return None
-    whole = chosen(f"a layer with {sorted(used.items())}", partial(_try_layer, model, used))
+    name = f"a layer, {_layer_kind(model)}, with {sorted(used.items())}"
+    whole = chosen(name, partial(_try_layer, model, used))
     if whole.rows:
         return None
     return whole.reason if whole is UNTRIED else f"a layer with it: {whole.reason}"
@@ -123,8 +134,8 @@ def alike_rows(model: CompiledModel, choices: Mapping[str, Choice]) -> int:
         return 0
     modules = [*_products(decoder.layers), model.output]
     keys = [*map(layers.product_key, modules), _attention_key(model)]
-    types = {matrix.dtype for each in modules if (matrix := layers.matrix_of(each))}
-    if types != {model.dtype}:
+    weights = dict(tree_flatten(model.parameters())).values()  # of quantized ones, the scales
+    if {weight.dtype for weight in weights} - {mx.uint32} != {model.dtype}:
         return 0
     return min(choices[key].rows if key and key in choices else 0 for key in keys)
 
@@ -166,6 +177,13 @@ def _plain_layers(decoder_layers: Sequence[nn.Module]) -> Iterator[t5.DecoderLay
             assert isinstance(layer, t5.DecoderLayer)
             if layers.is_plain(layer):
                 yield layer
+
+
+def _layer_kind(model: CompiledModel) -> str:
+    """Return what decides which kernels a layer uses, besides the shapes and types of products."""
+    layer = next(_plain_layers(model.decoder.as_run().layers))
+    feed, norm = layer.feed_forward, layer.feed_forward_norm.weight.dtype
+    return f"{'gated ' * feed.gated}{feed.activation}, norms in {layers.dtype_word(norm)}"
 
 
 def _products(decoder_layers: Sequence[nn.Module]) -> Iterator[nn.Module]:

@@ -17,7 +17,8 @@ SIMDGROUPS = 4  # of a threadgroup, as attention.metal has them
 MAX_HEAD = 128
 
 SELF = """
-const int place = offsets[offsets_shape[0] > 1 ? batch : 0] + number % length;
+const size_t row_of = offsets_shape[0] > 1 ? batch * offsets_strides[0] : 0;
+const int place = offsets[row_of] + number % length;
 const int reach = table_shape[1] / 2;
 const int keys = min(place + 1, positions);
 """

@@ -13,6 +13,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean
 
 import mlx.core as mx
@@ -23,6 +24,7 @@ from ...errors import count, first_line
 from ...files import cache_folder, write_whole
 
 ROWS = (1, 2, 4, 6, 8, 9, 16)  # at which a kernel is tried
+CHECKED_ROWS = (1, 2, 3, 4, 6, 7, 8, 9, 16)  # which share reads by 1 to 8
 FEWER_ROWS, MAX_ROWS = 8, ROWS[-1]  # up to which it may be used
 GAIN = 0.95  # the most that ours may take, as a share of MLX's time
 SLOWEST = 1.05  # the same of one row, as in plain decoding, and of more than FEWER_ROWS
@@ -66,7 +68,7 @@ def judge_kernel(
     """
     chain = max(SHORTEST_CHAIN, min(CHAIN, BYTES_OF_CHAIN // max(size, 1)))
     try:
-        for number in ROWS:
+        for number in CHECKED_ROWS:
             if fault := _fault(ours, exact or theirs, rows(number)):
                 return Choice(0, fault)
         seconds = {each: _chain_seconds(ours, theirs, rows(each), chain, clock) for each in ROWS}
@@ -128,6 +130,9 @@ def _chain_seconds(
     return max(own, 1e-9), max(mlx, 1e-9)
 
 
+_made: dict[Path, dict[str, Choice]] = {}  # by this process, and by others before
+
+
 class Choices:
     """What was chosen on this machine, kept for later processes; what is deleted is tried again."""
 
@@ -137,17 +142,22 @@ class Choices:
         kind = repr((__version__, MLX_VERSION, chip(mx.gpu), system, source)).encode()
         folder = cache_folder() / "kernels"
         self._path = folder / f"{hashlib.sha256(kind).hexdigest()[:32]}.json"
-        self._made: dict[str, Choice] = {}
+        self._made = _made.setdefault(self._path, {})
+        self._read()
+
+    def _read(self) -> None:
+        """Take what other processes have tried."""
         with contextlib.suppress(
             OSError, ValueError, TypeError, AttributeError
         ):  # then all are tried again
             kept = json.loads(self._path.read_bytes())
-            self._made = {key: Choice(**choice) for key, choice in kept.items()}
+            self._made |= {key: Choice(**choice) for key, choice in kept.items()} | self._made
 
     def of(self, key: str, judged: Callable[[], Choice]) -> Choice:
         """Return what was chosen for a key, or try it."""
         if key not in self._made:
             self._made[key] = judged()
+            self._read()
             kept = json.dumps({key: asdict(each) for key, each in self._made.items()})
             with contextlib.suppress(OSError):  # then each process tries for itself
                 self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,6 +30,9 @@ class TakenKernels:
     def __bool__(self) -> bool:
         return bool(self._rows)
 
+    def with_others(self, rows: Mapping[str, int]) -> TakenKernels:
+        return TakenKernels({**self._rows, **rows})
+
     def takes(self, key: str | None, rows: int) -> bool:
         """Whether the kernel of a key is used for this many rows."""
         return key is not None and rows <= self._rows.get(key, 0)
