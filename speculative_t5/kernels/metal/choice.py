@@ -130,7 +130,7 @@ def _chain_seconds(
     return max(own, 1e-9), max(mlx, 1e-9)
 
 
-_made: dict[Path, dict[str, Choice]] = {}  # by this process, and by others before
+_by_file: dict[Path, dict[str, Choice]] = {}  # by this process, and by others before
 
 
 class Choices:
@@ -142,7 +142,7 @@ class Choices:
         kind = repr((__version__, MLX_VERSION, chip(mx.gpu), system, source)).encode()
         folder = cache_folder() / "kernels"
         self._path = folder / f"{hashlib.sha256(kind).hexdigest()[:32]}.json"
-        self._made = _made.setdefault(self._path, {})
+        self._made = _by_file.setdefault(self._path, {})
         self._read()
 
     def _read(self) -> None:
