@@ -175,7 +175,7 @@ def test_trials_take_a_moment_of_each_load_and_are_used_once_all_were_made(
     keys = [key for key, _ in metal.kernel_trials(model)]
     kinds, first = len(keys), sorted(dict.fromkeys(keys[:2], 16).items())
     # What other models of this machine have shown of the first ones together.
-    layer = f"a layer, {metal._layer_kind(model)}, with {first}"
+    layer = f"a layer, {metal._layer_kind(model.decoder.layers[0])}, with {first}"
     Choices(metal._source()).of(layer, lambda: Choice(8, ""))
     loads: list[dict[str, Choice]] = []
     while not loads or not all(choice.rows for choice in loads[-1].values()):
@@ -216,6 +216,10 @@ def test_another_kind_of_layer_is_tried_by_itself(monkeypatch: pytest.MonkeyPatc
     for activation in ("silu", "gelu_new", "silu"):
         metal.kernel_choices(tiny(gated=True, activation=activation))
     assert len(tried) == 2
+    wrapped = tiny(num_heads=1)
+    wrapped.decoder.layers = [nn.Sequential(each) for each in wrapped.decoder.layers]
+    assert all(choice.rows for choice in metal.kernel_choices(wrapped).values())
+    assert len(tried) == 2, "there is nothing but the head"
 
 
 def test_what_measures_tries_all_that_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +279,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[interpreter.Kernel]
 def tiny(dtype: mx.Dtype = mx.float32, **kind: Any) -> T5:
     mx.random.seed(3)
     sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "vocab_size": 40}
-    model = T5(T5Config(**sizes, num_layers=1, num_decoder_layers=2, **kind))
+    model = T5(T5Config(**sizes | kind, num_layers=1, num_decoder_layers=2))
     model.set_dtype(dtype)
     return model
 

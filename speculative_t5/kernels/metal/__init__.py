@@ -89,15 +89,20 @@ def kernel_choices(
     Those that are chosen are tried together in one of its layers; if that is wrong, none is used.
     After `seconds` no trial begins, and none is used until a later call has tried the rest.
     """
-    with device.turn():  # for which it may have to wait
-        choices, began = Choices(_source()), clock()
+    choices, spent = Choices(_source()), 0.0
 
-        def chosen(key: str, judged: Callable[[], Choice]) -> Choice:
-            is_late = clock() - began >= seconds
-            return UNTRIED if is_late and key not in choices else choices.of(key, judged)
+    def chosen(key: str, judged: Callable[[], Choice]) -> Choice:
+        nonlocal spent
+        if spent >= seconds and key not in choices:
+            return UNTRIED
+        with device.turn():  # which others may have between two trials
+            began = clock()
+            choice = choices.of(key, judged)
+            spent += clock() - began
+        return choice
 
-        found = {key: chosen(key, judged) for key, judged in kernel_trials(model)}
-        fault = _fault_together(model, found, chosen)
+    found = {key: chosen(key, judged) for key, judged in kernel_trials(model)}
+    fault = _fault_together(model, found, chosen)
     if fault is None:
         return found
     return {key: Choice(0, fault, choice.speeds) for key, choice in found.items()}
@@ -112,10 +117,11 @@ def _fault_together(
     if UNTRIED in found.values():
         return UNTRIED.reason
     used = {key: choice.rows for key, choice in found.items() if choice.rows}
-    if not used:
+    layer = next(_plain_layers(model.decoder.as_run().layers), None)
+    if not used or layer is None:
         return None
-    name = f"a layer, {_layer_kind(model)}, with {sorted(used.items())}"
-    whole = chosen(name, partial(_try_layer, model, used))
+    name = f"a layer, {_layer_kind(layer)}, with {sorted(used.items())}"
+    whole = chosen(name, partial(_try_layer, model, layer, used))
     if whole.rows:
         return None
     return whole.reason if whole is UNTRIED else f"a layer with it: {whole.reason}"
@@ -179,9 +185,8 @@ def _plain_layers(decoder_layers: Sequence[nn.Module]) -> Iterator[t5.DecoderLay
                 yield layer
 
 
-def _layer_kind(model: CompiledModel) -> str:
+def _layer_kind(layer: t5.DecoderLayer) -> str:
     """Return what decides which kernels a layer uses, besides the shapes and types of products."""
-    layer = next(_plain_layers(model.decoder.as_run().layers))
     feed, norm = layer.feed_forward, layer.feed_forward_norm.weight.dtype
     return f"{'gated ' * feed.gated}{feed.activation}, norms in {layers.dtype_word(norm)}"
 
@@ -252,10 +257,10 @@ def _try_attention_at(
     return judge_kernel(ours, theirs, rows_of, size=kv.nbytes)
 
 
-def _try_layer(model: CompiledModel, used: Mapping[str, int]) -> Choice:
+def _try_layer(model: CompiledModel, layer: t5.DecoderLayer, used: Mapping[str, int]) -> Choice:
     """Compare a layer that uses kernels with the plain one, and its rows with themselves alone."""
     decoder = model.decoder.as_run()
-    plain = copy(next(_plain_layers(decoder.layers)))
+    plain = copy(layer)
     plain.__class__ = t5.DecoderLayer
     few = copy(plain)
     few.__class__ = FewRowsLayer
