@@ -247,6 +247,30 @@ def test_a_run_ends_by_the_clock_and_resumes(
     assert torch.load(checkpoint)["step"] == 28 + 5
 
 
+def test_a_compiled_model_is_the_one_that_is_trained(
+    converted: Path, tmp_path: Path, clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held-out losses are of the model itself, which would be compiled once more for them."""
+    calls = []
+
+    def compiled(model: Any, *, dynamic: bool) -> Any:
+        assert dynamic
+
+        def call(**given: Any) -> Any:
+            calls.append(torch.is_grad_enabled())
+            return model(**given)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    model = start(converted, 120)
+    before = model.get_input_embeddings().weight.clone()
+    run = Run(model, rate=1e-2, minutes=0.2, autocast=False, compiled=True, state=None)
+    run.train(examples, {"kind": [EXAMPLE]}, tmp_path / "model.pt", every=0.1, batch=64)
+    assert calls == [True] * run.step and run.step > 3
+    assert not torch.equal(before, model.get_input_embeddings().weight)
+
+
 def test_the_result_is_converted_and_trained_further(
     converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

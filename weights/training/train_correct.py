@@ -196,6 +196,9 @@ def learners(
     every: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 10.0,
     tokens: Annotated[int, typer.Option(help="Tokens of a step, padding included.")] = TOKENS,
     autocast: Annotated[bool, typer.Option(help="Multiply in bfloat16.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Compile the model first, for some minutes.")
+    ] = False,
     teacher: Annotated[
         Path | None, typer.Option(help="Checkpoint whose distributions to learn.")
     ] = None,
@@ -228,6 +231,7 @@ def learners(
         every=every,
         tokens=tokens,
         autocast=autocast,
+        compiled=compiled,
         teacher=teacher,
         caution=caution,
         keep=keep,
