@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 from speculative_t5 import device, kernels
 from speculative_t5.doctor import Subject, environment
@@ -220,6 +221,8 @@ def test_another_kind_of_layer_is_tried_by_itself(monkeypatch: pytest.MonkeyPatc
     wrapped.decoder.layers = [nn.Sequential(each) for each in wrapped.decoder.layers]
     assert all(choice.rows for choice in metal.kernel_choices(wrapped).values())
     assert len(tried) == 2, "there is nothing but the head"
+    other = Mock(decoder=Mock(spec=["head_size"]))  # of another family
+    assert metal.kernel_choices(other) == {} and metal.alike_rows(other, {}) == 0
 
 
 def test_what_measures_tries_all_that_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:

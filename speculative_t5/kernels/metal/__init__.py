@@ -117,8 +117,10 @@ def _fault_together(
     if UNTRIED in found.values():
         return UNTRIED.reason
     used = {key: choice.rows for key, choice in found.items() if choice.rows}
+    if not used:
+        return None
     layer = next(_plain_layers(model.decoder.as_run().layers), None)
-    if not used or layer is None:
+    if layer is None:
         return None
     name = f"a layer, {_layer_kind(layer)}, with {sorted(used.items())}"
     whole = chosen(name, partial(_try_layer, model, layer, used))
